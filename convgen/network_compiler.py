@@ -27,7 +27,6 @@ from convgen.kernels.of_rows import ConvolutionFile, Measured, convolution_files
 from convgen.kernels.problem import Problem
 from convgen.knobs import verify_schedules
 from convgen.operations.bound import Bound
-from convgen.operations.views import MANY
 from convgen.passes.bucket_gradients import BucketGradients
 from convgen.passes.chunk_collectives import ChunkCollectives
 from convgen.passes.contract import After, NetworkPass, run_passes, tell
@@ -52,11 +51,11 @@ from convgen.plan.program.written import program_of
 from convgen.plan.setting import Setting
 from convgen.program.again import with_again
 from convgen.program.network import Program
-from convgen.program.rows import PlacedRow, place, place_gradient, stored_by_name
+from convgen.program.rows import PlacedRow, open_dims, place, place_gradient, stored_by_name
 from convgen.program.verify.network import verify_network
 from convgen.program.wide import joined_rows, numbers
 from convgen.spec.aten.describe import Described, asks_on
-from convgen.spec.aten.samples import for_any_number
+from convgen.spec.aten.sizes import AnySizes, for_any_sizes
 from convgen.spec.graph import FLOATS, TFLOAT32, Graph, Module
 from convgen.spec.graph_edit import check_autocast, check_reduce_dtype
 from convgen.spec.graph_modes import own_modes
@@ -83,7 +82,8 @@ class CompiledNetwork:
 
     Attributes:
         plain: the program with every collective waited for at once.
-        other: the same for another number of samples.
+        other: the same for sizes that no other extent has; `more`: for others, of a graph with open extents.
+        any_sizes: the graph's rows, for which sizes.
         measured: configurations of a GPU's kernels that the tuner's databases say (tune/apply.py).
     """
 
@@ -92,6 +92,7 @@ class CompiledNetwork:
     plain: Program
     program: Program
     other: Program
+    any_sizes: AnySizes
     algorithm: str | None
     target: Target = CPU
     command: str = ""
@@ -139,13 +140,16 @@ class CompiledNetwork:
         g = self.graph
         init = {v.name: v.init for v in (*g.parameters, *g.buffers)} | {v.name: "constant" for v in g.constants}
         norms, moded = own_modes(g)
+        known = self.any_sizes
         init |= {n: "seed" for n, v in self.program.values.items() if v.kind == "buffer" and n not in init}
         return emit_network(
             NetworkInput(
                 program=self.program,
-                other=self.other,
-                batch=g.batch,
-                other_batch=MANY,
+                others=(self.other, *(program_like(self.program, one) for one in known.more)),
+                sizes=known.sizes,
+                letters=g.letters,
+                extents=known.extents,
+                conditions=g.conditions,
                 dtype=self.dtype,
                 device=self.target.device,
                 sums="ordered",
@@ -222,7 +226,7 @@ def compile_network(
     check_reduce_dtype(reduce_dtype)
     check_autocast(autocast)
     chosen = machine or load_machine(target.kind)
-    graph, described, _ = _described(graph, target)
+    graph, described, *_ = _described(graph, target)
     if algorithm == "auto":
         room = Setting(machine=chosen).bounded
         parts = _parts(graph, described, statistics, target, reduce_dtype, autocast)
@@ -249,7 +253,7 @@ def _with_statistics(
 
 def _parted(graph: Graph, statistics: str, program: Program, target: Target) -> tuple[Graph, Described]:
     stored = {name: value.stored for name, value in program.values.items()}
-    graph, described, _ = _described(with_statistics(graph, statistics, stored, program.grid), target)
+    graph, described, *_ = _described(with_statistics(graph, statistics, stored, program.grid), target)
     return graph, described
 
 
@@ -299,7 +303,7 @@ def compile_plan(
     check_reduce_dtype(reduce_dtype)
     check_autocast(autocast)
     graph = with_statistics(graph, plan.statistics, plan.values, plan.grid)
-    graph, described, _ = _described(graph, target)
+    graph, described, *_ = _described(graph, target)
     try:
         program = program_of(plan, network_parts(graph, described))
         program = replace(program, reduce_dtype=reduce_dtype, autocast=autocast)
@@ -322,7 +326,7 @@ def compile_text(graph: Graph, text: ProgramText, *, command: str = "", target: 
     if not target.reads_parts:
         refuse_forms(text)
     graph = replace(graph, tf32=graph.tf32 or (text.tf32 and _dtype(graph) == "float32"))
-    graph, described, _ = _described(graph, target)
+    graph, described, *_ = _described(graph, target)
     program = laid_out(text, network_parts(graph, described))
 
     def meanwhile(program: Program, after: Sequence[After]) -> Program:
@@ -355,7 +359,7 @@ def plan_graph(
         raise InputError(fact, graph.given[0].path, hint=f"--grid {','.join(f'{a}=2' for a in axes)}")
     machine, room, dtype = setting.machine, setting.bounded, setting.dtype or _dtype(graph)
     made_for = read_target(machine.name if machine.name in KINDS else "cuda") if setting.autocast else CPU
-    graph, described, _ = _described(graph, made_for)
+    graph, described, *_ = _described(graph, made_for)
     _refuse_autocast(graph, described, setting.autocast, made_for)
     parts = _parts(graph, described, setting.statistics, made_for, setting.reduce_dtype, setting.autocast)
     check_ranks(parts, grid, ranks)
@@ -400,13 +404,13 @@ def _by_samples(compiled: CompiledNetwork, ranks: int) -> Program:
     return _with_statistics(graph, compiled.described, program, statistics, "sample", compiled.target)[2]
 
 
-def _described(graph: Graph, target: Target) -> tuple[Graph, Described, Described]:
-    """A graph, its rows for its number of samples, and for MANY."""
+def _described(graph: Graph, target: Target) -> AnySizes:
+    """A graph, and its rows for any sizes."""
     both = sorted({v.name for v in graph.inputs} & {name for name, _ in graph.outputs})
     if both:
         fact = f"{graph.name}: {both[0]} is an input and an output; scatter and gather know them by their names"
         raise InputError(fact, hint="another key in the mapping that forward returns")
-    return for_any_number(graph, target.device)
+    return for_any_sizes(graph, target.device)
 
 
 def _refuse_autocast(graph: Graph, described: Described, autocast: str, target: Target) -> None:
@@ -435,18 +439,19 @@ def _compiled(
         checked: whether each stage is verified, whatever CONVGEN_VERIFY says.
     """
     _refuse_autocast(graph, described, program.autocast, target)
-    many = for_any_number(graph, target.device)[2]
+    known = for_any_sizes(graph, target.device)
     program = replace(program, tf32=graph.tf32)
     if checked or verify_schedules():
-        after = (_verifier(many), *after)
+        after = (_verifier(known.many), *(_verifier(one) for one in known.more), *after)
     tell(after, "choose", None)
-    program, _ = for_any_batch(program, described, many)
+    program = for_any_extents(program, known)
     tell(after, "lower", program)
     plain, program = program, meanwhile(program, after)
     if target.is_gpu and fuses:
         plain = run_passes(FUSING, plain, _run)
         program = run_passes(FUSING, program, _run, after)
-    return CompiledNetwork(graph, described, plain, program, program_like(program, many), algorithm, target, command)
+    other = program_like(program, known.many)
+    return CompiledNetwork(graph, described, plain, program, other, known, algorithm, target, command)
 
 
 def _run(one: NetworkPass, program: Program) -> Program:
@@ -501,28 +506,34 @@ def _letters(shape: tuple[int, ...], floats: bool) -> tuple[str, ...]:
     return found + ("",) * (len(shape) - len(found))
 
 
-def for_any_batch(program: Program, described: Described, many: Described) -> tuple[Program, Program]:
-    """The program with what moves for any number of samples, and the same for MANY: blocks of samples that meet at one
-    number don't at another."""
-    bounds = joined_rows(many.rows, program.joined)
-    rows = tuple(placed_again(row, bound, program.grid) for row, bound in zip(program.rows, bounds, strict=True))
-    other = program_like(replace(program, rows=rows), many)
-    return program_like(other, described), other
+def for_any_extents(program: Program, known: AnySizes) -> Program:
+    """The program with what moves for any sizes: blocks that meet at one size don't at another."""
+    each = [joined_rows(one.rows, program.joined) for one in (known.many, *known.more)]
+    rows = tuple(
+        placed_again(row, bounds, program.grid)
+        for row, bounds in zip(program.rows, zip(*each, strict=True), strict=True)
+    )
+    return program_like(replace(program, rows=rows), known.here)
 
 
-def placed_again(row: PlacedRow, bound: Bound, grid: Grid) -> PlacedRow:
-    """The same roles and storage of the same row for another number of samples."""
-    names = stored_by_name(row.signature, row.reads, row.makes)
+def placed_again(row: PlacedRow, bounds: Sequence[Bound], grid: Grid) -> PlacedRow:
+    """The same roles and storage of the same row for other sizes.
+
+    Args:
+        bounds: the row at probes; what differs between several of them is known at run time only.
+    """
+    bound, names = bounds[0], stored_by_name(row.signature, row.reads, row.makes)
     derived: dict[str, PlacedRow] = {}
     for k, one in row.derived:
         name = row.signature.inputs[k].name
-        derived[name] = place_gradient(bound, name, grid, one.way, dict(one.roles), names)
-    again = place(bound, grid, row.way, dict(row.roles), row.reads, row.makes, derived)
+        derived[name] = place_gradient(bound, name, grid, one.way, dict(one.roles), names, bounds[1:])
+    operations = [b.operation.signatures[row.way] for b in bounds]
+    again = place(bound, grid, row.way, dict(row.roles), row.reads, row.makes, derived, open_dims(operations))
     return replace(again, holds=row.holds)
 
 
 def program_like(program: Program, described: Described) -> Program:
-    """The same layout of a network of another number of samples."""
+    """The same layout of a network of other sizes."""
     bounds = joined_rows(described.rows, program.joined)
     rows = tuple(
         replace(row, bound=bound, derived=tuple((k, _derived(one, bound, k)) for k, one in row.derived))

@@ -19,7 +19,7 @@ from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Axes
 from convgen.algebra.signature import Signature
 from convgen.cost.network import volume
-from convgen.network_compiler import MEANWHILE, CompiledNetwork, for_any_batch, program_like
+from convgen.network_compiler import MEANWHILE, CompiledNetwork, for_any_extents, program_like
 from convgen.operations.bound import Bound
 from convgen.passes.bucket_gradients import BucketGradients
 from convgen.passes.chunk_collectives import ChunkCollectives
@@ -30,7 +30,7 @@ from convgen.program.network import Program, Value
 from convgen.program.rows import PlacedRow, place, place_gradient, serves, stored_by_name
 from convgen.program.verify.network import verify_network
 from convgen.spec.aten.describe import Described
-from convgen.spec.aten.samples import for_any_number
+from convgen.spec.aten.sizes import for_any_sizes
 from convgen.spec.graph import Graph
 from convgen.verify.virtual import VirtualTransport, World
 
@@ -92,8 +92,9 @@ def free_network(
     Args:
         passes: in this order, each verified; by default some in an order that has worked.
     """
-    graph, described, many = for_any_number(graph, "cpu")
-    program, _ = for_any_batch(free_program(draw, graph, described, grid), described, many)
+    known = for_any_sizes(graph, "cpu")
+    graph, described = known.graph, known.here
+    program = for_any_extents(free_program(draw, graph, described, grid), known)
     if passes is None:
         wide = [WidenHalos()] if draw.random() < 0.5 else []
         chunks = [ChunkCollectives(draw.choice([2, 3]))] if draw.random() < 0.7 else []
@@ -101,9 +102,9 @@ def free_network(
         passes = [*wide, *chunks, halos, BucketGradients(draw.choice([0, 1]))]
     for one in passes:
         program = one.run(program)
-        verify_network(program_like(program, many))  # whose blocks are those that it was laid out for
-    other = program_like(program, many)
-    return CompiledNetwork(graph, described, program, program, other, None)
+        verify_network(program_like(program, known.many))  # whose blocks are those that it was laid out for
+    other = program_like(program, known.many)
+    return CompiledNetwork(graph, described, program, program, other, known, None)
 
 
 def imported(files: Mapping[str, str], folder: Path) -> ModuleType:

@@ -13,10 +13,11 @@ from torch.nn import functional
 
 from convgen.errors import InputError
 from convgen.spec.exported import graph_of
-from convgen.spec.graph import Graph, Ref, Samples
+from convgen.spec.extents import samples
+from convgen.spec.graph import Graph, Ref
 from convgen.spec.graph_edit import eval_graph
 
-N = Samples()
+N = samples()
 
 
 class Block(nn.Module):
@@ -71,7 +72,7 @@ def test_both_modes_for_another_number_of_samples() -> None:
     assert (conv.module, conv.kind, value.shape) == ("layer1.0.conv1", "Conv2d", (N, 4, 4, 4))
     assert conv.args == (Ref("stem"), Ref("layer1.0.conv1.weight"), None, (1, 1), (1, 1), (1, 1), 1)
     assert made["layer1_0_add"][0].op == "add.Tensor"
-    assert made["view"][0].args[1] == (Samples(16), 4)
+    assert made["view"][0].args[1] == (samples(16), 4)
     assert made["drop"][0].args[1:] == (0.25, True)
     assert graph.updates[0] == ("layer1.0.bn1.running_mean", "layer1_0_bn1_running_mean")
     assert graph.aliases == (("again.weight", "fc.weight"),)

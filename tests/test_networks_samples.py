@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from convgen.algebra.grid import Grid
 from convgen.network_compiler import compile_network
-from convgen.spec.aten.samples import for_any_number
+from convgen.spec.aten.sizes import for_any_sizes
 from convgen.spec.exported import graph_of
 
 NUMBERS = (1, 3)
@@ -88,7 +88,7 @@ def test_rows_are_described_for_any_number_and_otherwise_for_one() -> None:
     """What turns samples round has rows for its own number alone, and so has the graph."""
     x = torch.randn(3, 4)
     graph, _ = graph_of(nn.Linear(4, 4), (x,), name="net")
-    same, here, many = for_any_number(graph)
+    same, here, many, *_ = for_any_sizes(graph)
     assert same == graph and here.rows[0].operation != many.rows[0].operation
 
     class Padded(nn.Module):
@@ -96,5 +96,5 @@ def test_rows_are_described_for_any_number_and_otherwise_for_one() -> None:
             return nn.functional.pad(x.T, (1, 1), mode="reflect").T
 
     graph, _ = graph_of(Padded(), (x,), name="net")
-    alone, here, many = for_any_number(graph)
+    alone, here, many, *_ = for_any_sizes(graph)
     assert not alone.is_dynamic and here == many

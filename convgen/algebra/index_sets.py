@@ -169,6 +169,9 @@ class IndexSets:
 
         A whole dimension may be padded, as long as both sides are alike.
         """
+        rows = self.rows[tensor, dim]
+        if rows.is_open and axes:
+            return rows.relation.is_identity and rows.index.extent == self.dims(tensor)[dim].extent
         lo, hi = self._there(tensor, dim, needed)
         inside = (hi <= lo) | ((own[0] <= lo) & (hi <= own[1]))
         if not np.all(inside):
@@ -182,6 +185,10 @@ class IndexSets:
             return bool(np.all(fits))
         some = (own[1] > own[0]) & (index[1] > index[0])
         return bool(np.all(~some | ((below == 0) & fits)))
+
+    def _is_open(self, tensor: str, dim: int) -> bool:
+        rows = self.rows.get((tensor, dim))
+        return rows is not None and rows.is_open
 
     def moves(self, src: Layout, dst: Layout) -> NDArray[np.int64]:
         """Elements that rank i has to send rank j for a conversion: needed minus owned, [ranks, ranks]."""
@@ -267,6 +274,8 @@ class IndexSets:
                 if src.windows[0] is None and dst.windows[0] is None:  # else rows of blocks are other blocks' rows
                     equal |= _shared_axes(grid, src, dst)
                 meets = np.logical_and.outer(self._ever(src), self._ever(dst))
+            elif self._is_open(src.tensor, d) and src.windows[d] != dst.windows[d]:
+                meets = np.ones((len(own[0]), len(need[0])), dtype=bool)
             else:
                 meets = np.minimum.outer(own[1], need[1]) > np.maximum.outer(own[0], need[0])
             for a in equal:

@@ -57,6 +57,11 @@ class Relation(ABC):
     def inverse(self) -> Relation:
         """Of a row that is read, the rows that read it."""
 
+    @property
+    def is_identity(self) -> bool:
+        """Whether each row reads the row of its own number."""
+        return False
+
     def hull(self, lo: Number, hi: Number, extent: int) -> tuple[Number, Number]:
         """The interval of a window's rows that lie in a tensor of `extent` rows; what lies outside is padding."""
         first = _least(_most(lo, 0), extent)
@@ -128,6 +133,10 @@ class Taps(Relation):
     def inverse(self) -> Relation:
         return ReadBy(self)
 
+    @property
+    def is_identity(self) -> bool:
+        return self.kernel == self.stride == 1 and self.pad == 0
+
     def row(self, o: int) -> Sequence[int]:
         return [o * self.stride - self.pad + self.dilation * k for k in range(self.kernel)]
 
@@ -156,6 +165,10 @@ class ReadBy(Relation):
     @property
     def inverse(self) -> Relation:
         return self.taps
+
+    @property
+    def is_identity(self) -> bool:
+        return self.taps.is_identity
 
     def row(self, o: int) -> Sequence[int]:
         t = self.taps

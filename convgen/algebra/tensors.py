@@ -39,7 +39,13 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What a reader needs of one dimension: the rows that its blocks of `index` read through `relation`."""
+    """What a reader needs of one dimension: the rows that its blocks of `index` read through `relation`.
+
+    Attributes:
+        is_open: whether extents are known at run time only: then rows of blocks are other blocks' rows, whatever those
+            that are here happen to be.
+    """
 
     relation: Relation
     index: Dim
+    is_open: bool = False

@@ -68,7 +68,13 @@ def _wrapped(numbers: list[str], indent: int) -> str:
     return "[\n" + "".join(f"{inner}{line.rstrip()}\n" for line in lines) + " " * indent + "]"
 
 
+class Code(str):
+    """A text that is Python, and no text of Python's."""
+
+
 def _inline(value: Any) -> str:
+    if isinstance(value, Code):
+        return value
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, Mapping):

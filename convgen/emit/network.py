@@ -1,7 +1,7 @@
 """A network's package: `network.py`, rows and the steps that ranks run, beside the runtime.
 
 Rows that are alike are one constant, and blocks of the source that are alike one text of steps. Sizes that follow the
-number of samples are written with N.
+extents that are known at run time only are expressions of letters.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from convgen.algebra.layout import Axes, Layout
 from convgen.algebra.notation import entry_text
 from convgen.algebra.redistribute import Conversion
 from convgen.cost.network import volume
-from convgen.emit.literals import WIDTH, filled, in_comment, literal
+from convgen.emit.literals import WIDTH, Code, filled, in_comment, literal
 from convgen.emit.module import environment
 from convgen.emit.names import a_name, constant, identifier
 from convgen.emit.paste import SharedRuntime, network_runtime
@@ -31,6 +31,8 @@ from convgen.program.network_text import show, texts_of
 from convgen.program.norms import Norm, norms
 from convgen.program.rows import Chain, PlacedRow, Stored
 from convgen.program.steps import Step
+from convgen.spec.aten.sizes import Fit
+from convgen.spec.extents import Condition, Extent
 from convgen.spec.formats import FORMAT
 from convgen.spec.graph import FLOATS, LISTS, TFLOAT32, Module
 
@@ -46,16 +48,20 @@ class NetworkInput:
     """What a package is made of.
 
     Attributes:
-        program: for the compiled number of samples; `other` for another number, to tell what follows it.
+        program: for the compiled sizes; `others` for others, to tell what follows them.
+        sizes: by letter, of the program and of each other; `letters`: of these, what is known at run time only.
+        extents: of the graph, of which expressions are made.
         texts: of the header.
         dtype: of its first floats, or tfloat32.
         tf32: when float32 is multiplied as TF32: where torch's switches say so, or always.
     """
 
     program: Program
-    other: Program
-    batch: int
-    other_batch: int
+    others: tuple[Program, ...]
+    sizes: tuple[dict[str, int], ...]
+    letters: tuple[str, ...]
+    extents: tuple[Extent, ...]
+    conditions: tuple[Condition, ...]
     dtype: str
     device: str
     sums: str
@@ -113,6 +119,9 @@ def _imports(runtime: SharedRuntime, names: Sequence[str]) -> str:
     return from_line(f".{runtime.name}", wanted) + "\n"
 
 
+Others = tuple[PlacedRow, ...]  # a row for other sizes
+
+
 class _Writer:
     def __init__(self, given: NetworkInput) -> None:
         self.given, self.program = given, given.program
@@ -123,6 +132,8 @@ class _Writer:
         self.names: set[str] = set()  # of these constants
         self.lowered = lower(self.program, modes=given.modes)
         self.norms, _ = norms(self.program)
+        self.letters = ("N", *(letter for letter in given.letters if letter != "N"))
+        self.fit = Fit(given.sizes, given.extents) if len(given.sizes) > 1 else None
 
     # ---------------------------------------------------------------- the file
     def text(self) -> tuple[str, list[str]]:
@@ -149,7 +160,11 @@ class _Writer:
             "name": p.name,
             "format": FORMAT,
             "grid": p.grid.plain,
-            "batch": g.batch,
+            "batch": g.sizes[0]["N"],
+            "opened": {letter: g.sizes[0][letter] for letter in self.letters[1:]},
+            "probes": tuple(tuple(at[letter] for letter in self.letters) for at in g.sizes[1:3]),
+            "conditions": [(str(c), c.code) for c in g.conditions],
+            "letters": ", ".join(self.letters),
             "dtype": g.dtype,
             "torch_dtype": plain,
             "tf32": g.tf32,
@@ -184,7 +199,7 @@ class _Writer:
         text = environment().get_template("network.py.jinja").render(**context)
         always = {"Row", "Section", "Steps", "Net", "NetworkModule", "clip_grad_norm_", "Block"}
         always |= {"Norm"} if self.norms else set()
-        always |= {n for n in ("Distribution", "Side", "To") if f"{n}(" in text}
+        always |= {n for n in ("Distribution", "Side", "To", "By", "Condition") if f"{n}(" in text}
         always |= {"OfChildren"} if context["of_children"] else set()
         always |= {"KERNELS", "LocalConvolution", "LocalKernels"} if g.kernels else set()
         always |= {"ByProducts"} if any(k.switched for k in g.kernels) else set()
@@ -214,17 +229,20 @@ class _Writer:
         return self.layouts[key]
 
     def _value(self, name: str, other: str) -> tuple[tuple[Any, ...], str]:
-        here, there = self.program.values[name], self.given.other.values[other]
-        return tuple(self._size(a, b) for a, b in zip(here.shape, there.shape, strict=True)), self._at(here.stored)
+        here = self.program.values[name]
+        shapes = (here.shape, *(p.values[other].shape for p in self.given.others))
+        return tuple(self._shown(self._size(ones)) for ones in zip(*shapes, strict=True)), self._at(here.stored)
 
-    def _size(self, here: int, there: int) -> int | str:
-        """A number, or so many times the samples."""
-        if here == there:
-            return here
-        times, rest = divmod(here, self.given.batch)
-        if rest or times * self.given.other_batch != there:
-            raise InternalError(f"{here} at {self.given.batch} samples and {there} at {self.given.other_batch}")
-        return "N" if times == 1 else f"{times}*N"
+    def _size(self, values: Sequence[int]) -> int | Extent:
+        """A number, or an expression of letters, from what it is for all sizes."""
+        return values[0] if self.fit is None else self.fit(values)
+
+    def _shown(self, size: int | Extent) -> int | str | Code:
+        if isinstance(size, int):
+            return size
+        if size.times is not None:
+            return str(size)
+        return Code(f"By({literal(str(size))}, lambda {', '.join(self.letters)}: {size.code})")
 
     def _draws(self, operation: Operation) -> bool:
         """Whether it does in evaluation, too."""
@@ -251,14 +269,18 @@ class _Writer:
             listed.append(f"{known[0]}.at({arguments})")
         return listed
 
-    def _rows_of(self, block: StepBlock) -> Iterator[tuple[str, PlacedRow, PlacedRow]]:
-        """Rows of a block by label, for the compiled number of samples and for another one."""
+    def _rows_of(self, block: StepBlock) -> Iterator[tuple[str, PlacedRow, Others]]:
+        """Rows of a block by label, for the compiled sizes and for others."""
         for i in block.rows:
-            row, other = self.program.rows[i], self.given.other.rows[i]
-            yield label(row), row, other
+            row, others = self.program.rows[i], tuple(p.rows[i] for p in self.given.others)
+            yield label(row), row, others
             alternative = alternatives(self.program, i, self.given.modes)
             if alternative is not None:
-                yield f"{label(row)}_running", alternative, alternative
+                yield (
+                    f"{label(row)}_running",
+                    alternative,
+                    tuple(one for p in self.given.others if (one := alternatives(p, i, self.given.modes)) is not None),
+                )
 
     def _norm(self, norm: Norm, names: Names) -> str:
         of = (norm.moments, norm.coefficients, norm.centred, norm.renewed, norm.statistics, norm.counted)
@@ -274,20 +296,20 @@ class _Writer:
         text = TENSOR.sub("", VALUES.sub("", texts[0].partition(" = ")[2])) if texts else ""
         return " ".join(text.split())
 
-    def _constant(self, row: PlacedRow, other: PlacedRow) -> str:
-        text = self._constructor(row, other)
+    def _constant(self, row: PlacedRow, others: Others) -> str:
+        text = self._constructor(row, others)
         return self.rows.setdefault(text, constant(row.bound.operation.name, self.rows.values()))
 
     # ---------------------------------------------------------------- rows
     def _constructor(
-        self, row: PlacedRow, other: PlacedRow, indent: str = "", of: tuple[PlacedRow, int] | None = None
+        self, row: PlacedRow, others: Others, indent: str = "", of: tuple[PlacedRow, int] | None = None
     ) -> str:
         """A row as Python.
 
         Args:
             of: the row, and the number of its operand, whose gradient it makes.
         """
-        operation = self._expression(row.bound.operation, other.bound.operation)
+        operation = self._expression(row.bound.operation, [one.bound.operation for one in others])
         reads = [
             self._side(f, s, b, of_back=self._summed_in(v) if b else "")
             for f, s, b, v in zip(row.fetch, row.reads, row.back, row.bound.reads, strict=True)
@@ -304,10 +326,10 @@ class _Writer:
         sides += self._types(row, of and of[0])
         inner: list[str] = []
         for k, one in row.derived:
-            there = dict(other.derived)[k]
+            there = tuple(dict(other.derived)[k] for other in others)
             inner.append(f"{k}: {self._constructor(one, there, indent + '    ', (row, k))}")
         sides += [f"derived={{{', '.join(inner)}}}"] * bool(inner)
-        head = f"Row(lambda N: {operation}, {literal(dict(row.roles))}"
+        head = f"Row(lambda {', '.join(self.letters)}: {operation}, {literal(dict(row.roles))}"
         return f",\n    {indent}".join([head, *sides]) + ")"
 
     def _types(self, row: PlacedRow, of: PlacedRow | None) -> list[str]:
@@ -345,15 +367,20 @@ class _Writer:
     def _layout(self, layout: Layout) -> str:
         return self._at(layout.axes, tuple(d for d, w in enumerate(layout.windows) if w is not None))
 
-    def _expression(self, operation: Any, other: Any) -> str:
-        """How an operation is made, with N where a size follows the number of samples."""
-        here, there = constructor(operation), constructor(other)
+    def _expression(self, operation: Any, others: Sequence[Any]) -> str:
+        """How an operation is made, with letters where a size follows what is known at run time only."""
+        here = constructor(operation)
         self.used |= set(re.findall(r"\b([A-Z]\w+)\(", here))
-        numbers, others = NUMBER.findall(here), NUMBER.findall(there)
-        if len(numbers) != len(others):
-            raise InternalError(f"{here} and {there} differ in more than the number of samples")
-        pairs = iter([self._size(int(a), int(b)) for a, b in zip(numbers, others, strict=True)])
-        return NUMBER.sub(lambda _: str(next(pairs)).replace("*", " * "), here)
+        texts = [here, *map(constructor, others)]
+        if len({NUMBER.sub("#", text) for text in texts}) > 1:
+            raise InternalError(f"{' and '.join(texts)} differ in more than sizes")
+        each = zip(*(map(int, NUMBER.findall(text)) for text in texts), strict=True)
+        found = iter([self._size(ones) for ones in each])
+        return NUMBER.sub(lambda _: _code(next(found)), here)
+
+
+def _code(size: int | Extent) -> str:
+    return str(size) if isinstance(size, int) else size.code
 
 
 def _listed(texts: Sequence[str], indent: str) -> str:

@@ -15,7 +15,7 @@ from convgen.network_compiler import CompiledNetwork
 from convgen.program.network import Moved, Program, label
 from convgen.program.rows import PlacedRow
 from convgen.spec.aten.describe import Described
-from convgen.spec.aten.samples import described as described_of
+from convgen.spec.aten.sizes import described as described_of
 from convgen.spec.graph import Graph
 from convgen.spec.text import aligned, number_of
 

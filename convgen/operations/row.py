@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property, lru_cache
 from math import prod
@@ -331,11 +331,11 @@ class Operation(ABC):
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         """The whole operation on one device, by another way than `local` where there is one."""
 
-    def for_any(self, of: Callable[[int], Operation]) -> Operation:
-        """The same operation, with signatures that hold for any number of samples.
+    def for_any(self, many: Operation, more: Operation) -> Operation:
+        """The same operation, with signatures that hold for any sizes of what is known at run time only.
 
         Args:
-            of: the operation for a number of samples.
+            many, more: the operation for sizes that no other extent has.
         """
         return self
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
@@ -45,11 +45,11 @@ def matches(shape: Sequence[int], out: Sequence[int]) -> tuple[Match, ...]:
 
 
 class Open(NamedTuple):
-    """A view for any number of samples.
+    """A view for any sizes of what is known at run time only.
 
     Attributes:
-        shape, out: for MANY.
-        x, y: the dimensions that follow the number of samples.
+        shape, out: for sizes that no other extent has.
+        x, y: the dimensions that follow them.
     """
 
     shape: tuple[int, ...]
@@ -69,20 +69,19 @@ class Parts(NamedTuple):
 @dataclass(frozen=True)
 class View(Operation):
     """x in another shape. Two ways: in each match the outermost of the result's dimensions reads rows of the outermost
-    of x's, in any blocks; or, where every match joins or splits, as nests, each dimension an index. Samples that are
-    joined with another dimension have the first way alone: nests need blocks of one size, and ranks may have unequal
-    numbers of samples.
+    of x's, in any blocks; or, where every match joins or splits, as nests, each dimension an index. What is
+    known at run time only and joined with another dimension has the first way alone: nests need blocks of one size, and
+    ranks may have unequal ones.
 
     Attributes:
-        like: what is so for any number of samples, where a shape follows that.
+        like: what is so for any sizes, where a shape follows what is known at run time.
     """
 
     shape: tuple[int, ...]
     out: tuple[int, ...]
     like: Open | None = field(default=None, metadata={"derived": True})
 
-    def for_any(self, of: Callable[[int], Operation]) -> Operation:
-        many, more = of(MANY), of(MANY + 1)
+    def for_any(self, many: Operation, more: Operation) -> Operation:
         assert isinstance(many, View) and isinstance(more, View)
         x, y = (
             tuple(d for d, (m, n) in enumerate(zip(*sides, strict=True)) if m != n)
@@ -102,8 +101,8 @@ class View(Operation):
     def matches(self) -> tuple[Match, ...]:
         return matches(self.like.shape, self.like.out) if self.like else matches(self.shape, self.out)
 
-    def _of_samples(self, match: Match) -> bool:
-        """Whether a match joins or splits samples."""
+    def _is_open(self, match: Match) -> bool:
+        """Whether a match joins or splits what is known at run time only."""
         joined = max(len(match.x), len(match.y)) > 1
         return self.like is not None and joined and not set(self.like.x).isdisjoint(match.x)
 
@@ -111,7 +110,7 @@ class View(Operation):
     def signatures(self) -> tuple[Signature, ...]:
         rows = self._signature([self._by_rows(m) for m in self.matches])
         if all(len(m.x) == 1 or len(m.y) == 1 for m in self.matches):
-            nests = [self._by_rows(m) if self._of_samples(m) else self._by_nests(m) for m in self.matches]
+            nests = [self._by_rows(m) if self._is_open(m) else self._by_nests(m) for m in self.matches]
             return rows, self._signature(nests)
         return (rows,)
 
@@ -154,7 +153,7 @@ class View(Operation):
     def _cuts(self, way: int, at: At) -> Iterator[tuple[int, tuple[int, int]]]:
         """By number of a match, what the rank makes of those elements that it reads."""
         for k, match in enumerate(self.matches):
-            if way == 0 or self._of_samples(match):
+            if way == 0 or self._is_open(match):
                 one, other = self._units(match)
                 first, (lo, hi) = at.inside[0][match.x[0]][0] * one, at.blocks[f"d{match.y[0]}"]
                 yield k, (lo * other - first, hi * other - first)

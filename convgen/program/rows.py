@@ -125,14 +125,37 @@ def nameless(row: PlacedRow) -> PlacedRow:
     return replace(row, bound=bound)
 
 
+Dims = frozenset[tuple[str, int]]  # an operand or a result by its name, and a dimension of it
+
+
+def open_dims(signatures: Sequence[Signature]) -> Dims:
+    """Of a row at several sizes, dimensions that are read by rows that differ: extents known at run time only."""
+    first = signatures[0]
+    found: set[tuple[str, int]] = set()
+    for places in zip(*((*s.inputs, *s.results) for s in signatures), strict=True):
+        for d, made in enumerate(places[0].dims):
+            if made.relation is not None:
+                ones = zip(places, signatures, strict=True)
+                read = {(o.shape[d], o.dims[d], s.extent[made.indices[0]]) for o, s in ones}
+                found |= {(places[0].name, d)} if len(read) > 1 else set()
+    return frozenset(found) if len(signatures) > 1 and first.inputs else frozenset()
+
+
 @lru_cache(maxsize=4096)
-def index_sets(signature: Signature, grid: Grid) -> IndexSets:
-    """Operands and results as tensors on a grid."""
+def index_sets(signature: Signature, grid: Grid, opened: Dims = frozenset()) -> IndexSets:
+    """Operands and results as tensors on a grid.
+
+    Args:
+        opened: dimensions of extents that are known at run time only.
+    """
     tensors: dict[str, Tensor] = {}
     rows: dict[tuple[str, int], Rows] = {}
     for operand, dims in sides(signature):
         tensors[operand.name] = Tensor(operand.name, tuple(side.dim for side in dims))
-        rows |= {(operand.name, d): side.rows for d, side in enumerate(dims) if side.rows is not None}
+        for d, side in enumerate(dims):
+            if side.rows is not None:
+                key = operand.name, d
+                rows[key] = replace(side.rows, is_open=True) if key in opened else side.rows
     return IndexSets(grid, tensors, rows, virtual_padding=True)
 
 
@@ -196,6 +219,7 @@ def place(
     reads: Sequence[Stored],
     makes: Sequence[Stored],
     derived: Mapping[str, PlacedRow] | None = None,
+    opened: Dims = frozenset(),
 ) -> PlacedRow:
     """A row's chains.
 
@@ -204,9 +228,10 @@ def place(
         roles: index -> axes, outermost first.
         reads, makes: how operands and results are stored.
         derived: by operand the rows that make its gradient, instead of the vjp.
+        opened: as of `index_sets`.
     """
     signature = bound.operation.signatures[way]
-    sets = index_sets(signature, grid)
+    sets = index_sets(signature, grid, opened)
     fetch: list[Chain] = []
     back: list[Chain | None] = []
     derived = derived or {}
@@ -240,17 +265,26 @@ def place(
 
 
 def place_gradient(
-    bound: Bound, name: str, grid: Grid, way: int, roles: Mapping[str, Axes], stored: Mapping[str, Stored]
+    bound: Bound,
+    name: str,
+    grid: Grid,
+    way: int,
+    roles: Mapping[str, Axes],
+    stored: Mapping[str, Stored],
+    others: Sequence[Bound] = (),
 ) -> PlacedRow:
     """The row of an operand's gradient, in a row's `derived`.
 
     Args:
         bound: the row whose operand it is; `name`: the operand's.
         stored: as `stored_by_name` gives it.
+        others: the row at other sizes.
     """
     one = bound.operation.gradients[name]
+    each = [b.operation.gradients[name].operation.signatures[way] for b in (bound, *others)]
     own = Bound(one.operation, one.reads, (name,), autocast=gradients_kinds(bound, one.reads))
-    row = place(own, grid, way, roles, [stored[r] for r in one.reads], [stored[name]])
+    reads = [stored[r] for r in one.reads]
+    row = place(own, grid, way, roles, reads, [stored[name]], opened=open_dims(each))
     return replace(row, back=(None,) * len(one.reads))
 
 

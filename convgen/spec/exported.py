@@ -7,10 +7,9 @@ results. The number of samples stays open where every size is a multiple of it.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from convgen.errors import InputError, Note
@@ -30,6 +29,7 @@ from convgen.spec.exported_names import result_names
 from convgen.spec.exported_no_grad import detach_regions
 from convgen.spec.exported_noise import write_noise
 from convgen.spec.exported_numbers import as_settings, run_as_it_stands
+from convgen.spec.exported_open import Opened, samples_of, symbols_of
 from convgen.spec.exported_recurrent import first_steps
 from convgen.spec.exported_refusals import failed, first_line, unfixed, untraced, without_graphs
 from convgen.spec.exported_results import other_names, results_of
@@ -38,6 +38,7 @@ from convgen.spec.exported_state import GIVEN, State, as_pairs, dtype_name, modu
 from convgen.spec.exported_types import Asks, Compared, PartedError, asking
 from convgen.spec.exported_updates import late_updates
 from convgen.spec.exported_walk import FixedError, Found, Walk
+from convgen.spec.extents import LETTERS
 from convgen.spec.graph import LOW, Graph, Value, refs
 from convgen.spec.graph_edit import eval_graph, pruned, renamed, same_calls
 from convgen.spec.names import identifier
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram, ShapesCollection
 
 FINER = 3  # decompositions of decompositions
-PROBES = (*range(2, 17), 31, 64, 97, 1021, 65536)  # numbers of samples for which conditions must hold
 
 
 class Exported(NamedTuple):
@@ -80,7 +80,7 @@ def graph_of(module: torch.nn.Module, example_inputs: Inputs, **how: Any) -> tup
         >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU())
         >>> graph, _ = graph_of(net, (torch.zeros(4, 3, 9, 9),))
         >>> [call.op for call in graph.calls], graph.calls[-1].results[0].shape
-        (['conv2d', 'relu'], (Samples(times=1), 8, 7, 7))
+        (['conv2d', 'relu'], (Extent(tree='N'), 8, 7, 7))
     """
     return exported(module, example_inputs, **how)[:2]
 
@@ -93,6 +93,7 @@ def exported(
     source: str = "",
     training: bool | None = None,
     remark: Callable[[str], None] | None = None,
+    opened: Opened | None = None,
 ) -> Exported:
     """The graph that a module computes, and how it is called.
 
@@ -106,12 +107,13 @@ def exported(
         training: True: the graph of training, which is that of evaluation too where they differ by batch norms' flags
             and dropouts alone; False: of evaluation; None: as the module stands.
         remark: is told why the number of samples is fixed, where it is.
+        opened: of inputs, extents that are known at run time only: by letter, T, D, H or W, the dimension's number.
     Raises:
         InputError: torch.export can't trace the module, or it does what can't be right: draws random numbers other than
             dropout's and noise, changes its arguments, computes with complex numbers or without gradients.
     """
     name = identifier(name or type(module).__name__)
-    examples = examples_of(module, example_inputs)
+    examples = examples_of(module, example_inputs, opened or {})
     made = _Made(module, examples, state_of(module), name, source, remark or (lambda _: None))
     training = module.training if training is None else training
     found = made.graph(training)
@@ -185,6 +187,9 @@ class _Made:
             return self.read_finer(program, training, self.examples.open)
         except (FixedError, _ExportError) as error:
             why = str(error)
+            if self.examples.opened:
+                said = ", ".join(sorted({a for dims in self.examples.opened.values() for a in dims}))
+                raise InputError(f"{self.name}: {said} can't be open: {why}", hint="fewer open extents") from None
         try:
             read = self.read_finer(self.export(self.examples, training, None), training, ())
         except FixedError as error:
@@ -286,7 +291,12 @@ class _Made:
         pairs = frozenset(v.name for v in (*self.state.parameters, *self.state.buffers) if v.pairs)
         pairs |= {k for k, v in constants.items() if v.is_complex()}
         constants = {k: as_pairs(v) for k, v in constants.items()}
-        walk = Walk(names, _symbols(program, {k: inputs[k] for k in opened}), smooth, pairs)
+        letters = self.examples.letters
+        if letters and opened:
+            symbols = symbols_of(program, inputs, letters, self.name)
+        else:
+            symbols = samples_of(program, {k: inputs[k] for k in opened})
+        walk = Walk(names, symbols.letters, smooth, pairs)
         for node in program.graph.nodes:
             walk.read(node)
         outputs, results, updates = results_of(program, walk.known, self.state, self.name)
@@ -315,6 +325,8 @@ class _Made:
             source=self.source,
             modes=("train",) if training else ("eval",),
             batch=self.examples.batch,
+            open=tuple((a, symbols.sizes[a]) for a in LETTERS if a in symbols.sizes),
+            conditions=(*symbols.conditions, *symbols.small),
             inputs=tuple(_value(k, v, walk) for k, v in inputs.items()),
             parameters=self.state.parameters,
             buffers=buffers,
@@ -376,36 +388,6 @@ def _check_names(names: Sequence[str]) -> None:
         if name in names[:k]:
             fact = f"{name} is an input and a parameter, buffer or constant"
             raise InputError(fact, hint="another name for forward's argument")
-
-
-def _symbols(program: ExportedProgram, opened: Mapping[str, torch.Tensor]) -> frozenset[Any]:
-    """The symbols that stand for the number of samples.
-
-    Raises:
-        FixedError: the program holds for some numbers only.
-    """
-    true: Any = import_module("sympy").true
-    found: set[Any] = set()
-    guards: dict[str, Any] = {}
-    for name, tensor in opened.items():
-        size: Any = tensor.shape[0]
-        if isinstance(size, int) or not size.node.expr.is_Symbol:
-            raise FixedError(f"{name} has {size} of them by the way it is used")
-        found.add(size.node.expr)
-        conditions = size.node.shape_env
-        for guard in conditions.guards:  # said before symbols that are equal became one
-            guards[str(guard.expr)] = guard.expr.subs(conditions.replacements)
-    ranges: Any = cast("Any", program).range_constraints
-    for symbol, allowed in ranges.items():
-        if symbol in found and (allowed.lower > PROBES[0] or allowed.upper < PROBES[-1]):
-            most = f"to {allowed.upper}" if allowed.upper.is_Integer else "or more"
-            raise FixedError(f"the module's control flow is for {allowed.lower} {most}")
-    for said, guard in guards.items():
-        if guard.free_symbols & found:  # sympy's true and false have none
-            for probe in PROBES:
-                if guard.subs(dict.fromkeys(found, probe)) is not true:
-                    raise FixedError(f"the module's control flow depends on it ({said})")
-    return frozenset(found)
 
 
 def _checked(found: Sequence[Found], needed: Iterable[str], name: str) -> list[Found]:

@@ -6,11 +6,12 @@ import inspect
 import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from convgen.errors import InputError
 from convgen.spec.containers import Slot, alike, check_leaf, filled, said, taken, tree_of
+from convgen.spec.exported_open import Opened, check_opened
 from convgen.spec.exported_state import dtype_name
 from convgen.spec.graph import DTYPES
 from convgen.spec.text import number_of, one_line
@@ -78,10 +79,12 @@ class Examples:
     Args:
         values: what is no container, by name, in the order that export gives them to its program.
         call: which arguments they are.
+        opened: of inputs, extents beside the number of samples that are known at run time only.
     """
 
     values: dict[str, Any]
     call: Arguments
+    opened: Opened = field(default_factory=dict[str, Mapping[str, int]])
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -98,6 +101,16 @@ class Examples:
     def open(self) -> tuple[str, ...]:
         """The tensors whose extent 0 is the number of samples."""
         return tuple(k for k, v in self.tensors.items() if v.dim() and v.shape[0] == self.batch)
+
+    @property
+    def letters(self) -> dict[str, dict[str, int]]:
+        """Of each input its open extents, the number of samples among them; none where that is all."""
+        if not self.opened:
+            return {}
+        found = {name: {"N": 0} for name in self.open}
+        for name, dims in self.opened.items():
+            found[name] = {**found.get(name, {}), **dims}
+        return found
 
     def doubled(self) -> Examples:
         """Each sample twice."""
@@ -119,16 +132,17 @@ class Examples:
         from torch.export import Dim, ShapesCollection
 
         found = ShapesCollection()
-        for name in self.open:
-            found[self.values[name]] = {0: Dim.AUTO}
+        for name, dims in (self.letters or {name: {"N": 0} for name in self.open}).items():
+            found[self.values[name]] = dict.fromkeys(dims.values(), Dim.AUTO)
         return found
 
 
-def examples_of(module: torch.nn.Module, inputs: Inputs) -> Examples:
+def examples_of(module: torch.nn.Module, inputs: Inputs, opened: Opened | None = None) -> Examples:
     """The examples by the names of the arguments of `module.forward`.
 
     Args:
         inputs: the arguments in their order, by name, or both: a tuple or list, and a dict.
+        opened: extents that are known at run time only.
     Raises:
         InputError: they don't fit it, none is a tensor, or one is what can't be traced.
     """
@@ -155,7 +169,8 @@ def examples_of(module: torch.nn.Module, inputs: Inputs) -> Examples:
         if signature.parameters[argument].kind is inspect.Parameter.VAR_KEYWORD:
             raise InputError(f"forward takes any keyword (**{argument})", hint="a module whose arguments have names")
         trees[argument] = tree_of(value, leaf, argument)
-    found = Examples(values, Arguments(type(module).__name__, signature, trees))
+    found = Examples(values, Arguments(type(module).__name__, signature, trees), opened or {})
+    check_opened(found.opened, found.tensors, type(module).__name__)
     if not found.tensors or not next(iter(found.tensors.values())).dim():
         fact = f"{number_of(len(found.tensors), 'tensor')} among the inputs: the first one's extent 0 counts samples"
         raise InputError(fact, hint="(torch.zeros(N, C, H, W),)")

@@ -25,7 +25,7 @@ LINEAR = frozenset(
 
 def run_whole(graph: Graph) -> tuple[str, ...]:
     """Operators of the calls that no row describes, a name a call."""
-    return tuple(graph.calls[n].op for n in describe(graph.at(graph.batch)).whole)
+    return tuple(graph.calls[n].op for n in describe(graph.at()).whole)
 
 
 def finer(program: ExportedProgram, operators: Sequence[str]) -> ExportedProgram | None:

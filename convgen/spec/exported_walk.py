@@ -14,7 +14,8 @@ from convgen.spec.exported_autocast import AS, INTO, NUMBER, by_autocast, is_mar
 from convgen.spec.exported_complex import halves, read_complex, touches_complex
 from convgen.spec.exported_refusals import DATA, place_of_node
 from convgen.spec.exported_state import dtype_name
-from convgen.spec.graph import DTYPES, Arg, Call, Ref, Samples, Size, Value, refs
+from convgen.spec.extents import Extent, from_sympy
+from convgen.spec.graph import DTYPES, Arg, Call, Ref, Size, Value, refs
 from convgen.spec.graph_edit import ATTENTION, BATCH_NORM, BERNOULLI, DROPOUT, NOISE
 from convgen.spec.places import Place
 from convgen.spec.text import one_line
@@ -70,12 +71,12 @@ class Walk:
     Args:
         names: of placeholders, as the graph calls them.
         pairs: those of complex placeholders, whose parts are apart in the graph.
-        symbols: those that stand for the number of samples.
+        symbols: those of open extents, with the letter of each.
         smooth: values that gradients reach, by name.
     """
 
     names: Mapping[str, str]
-    symbols: frozenset[Any]
+    symbols: Mapping[Any, str]
     smooth: set[str]
     pairs: frozenset[str] = frozenset()
     found: list[Found] = field(default_factory=list[Found])
@@ -88,7 +89,7 @@ class Walk:
         """One node of the program.
 
         Raises:
-            FixedError: its sizes are not multiples of the number of samples.
+            FixedError: its sizes are no expressions of what is open, of samples alone no multiples.
             InputError: it is no operator of ATen's.
         """
         try:
@@ -239,7 +240,7 @@ class Walk:
     def check_squeezed(self, node: Any, dims: Arg) -> None:
         shape = self.shape(node.args[0])
         places = range(len(shape)) if dims is None else dims if isinstance(dims, tuple) else (dims,)
-        if any(isinstance(shape[cast("int", place)], Samples) for place in places):
+        if any(isinstance(shape[cast("int", place)], Extent) for place in places):
             raise FixedError("squeeze drops their dimension where there is one")
 
     def note_smooth(self, op: str, args: tuple[Arg, ...], results: tuple[Value | None, ...]) -> None:
@@ -266,18 +267,18 @@ class Walk:
         return Value(name=name, shape=tuple(self.size(n) for n in value.shape), dtype=dtype_name(value))
 
     def size(self, value: Any) -> Size:
-        """A size or number as an integer, or as a multiple of the number of samples."""
+        """A size or number as an integer, or as an expression of open extents."""
         if isinstance(value, int):
             return value
         sympy: Any = import_module("sympy")
-        n = sympy.Symbol("N", positive=True, integer=True)
-        expression = sympy.expand(value.node.expr.subs(dict.fromkeys(self.symbols, n)))
-        if expression.is_Integer:
-            return int(expression)
-        times = expression.coeff(n)
-        if times.is_Integer and times > 0 and expression == times * n:
-            return Samples(int(times))
-        raise FixedError(f"a size is {expression}" if self.symbols else f"a size {DATA}")
+        ours = {s: sympy.Symbol(letter, positive=True, integer=True) for s, letter in self.symbols.items()}
+        expression = sympy.expand(value.node.expr.subs(ours))
+        found = from_sympy(expression, {s: s.name for s in ours.values()})
+        if isinstance(found, Extent) and {*self.symbols.values()} == {"N"}:
+            found = found if (found.times or (0,))[0] > 0 else None
+        if found is None:
+            raise FixedError(f"a size is {expression}" if self.symbols else f"a size {DATA}")
+        return found
 
     def arg(self, value: Any) -> Arg:
         import torch

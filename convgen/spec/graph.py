@@ -2,18 +2,20 @@
 
     Graph   = name source modes batch inputs parameters buffers constants Call* updates outputs aliases
     Call    = op, every argument of its schema, results, the module that it stems from
-    Arg     = Ref(name) | Samples | ByAutocast | None | bool | int | float | str | tuple of them
-    Size    = int | Samples                     # k times the number of samples, which is known at run time
+    Arg     = Ref(name) | Extent | ByAutocast | None | bool | int | float | str | tuple of them
+    Size    = int | Extent                      # an expression of what is known at run time (spec/extents.py)
 
 Dtypes, layouts, memory formats and devices are text, as torch prints them without `torch.`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias, cast
+from typing import Literal, TypeAlias
 
 from convgen.operations.typed import ByAutocast
+from convgen.spec.extents import LETTERS, Condition, Extent, value_at
 from convgen.spec.source import KeyPath, Source
 
 DTYPES = ("float64", "float32", "float16", "bfloat16", "bool", "uint8", "int8", "int16", "int32", "int64")
@@ -22,22 +24,7 @@ LOW = ("bfloat16", "float16")  # that torch.autocast may be of
 TFLOAT32 = "tfloat32"  # of a graph: values are float32, and products TF32 where the device has them
 
 
-@dataclass(frozen=True, slots=True)
-class Samples:
-    """k times the number of samples N, which is known at run time.
-
-    Example:
-        >>> str(Samples()), str(Samples(3))
-        ('N', '3*N')
-    """
-
-    times: int = 1
-
-    def __str__(self) -> str:
-        return "N" if self.times == 1 else f"{self.times}*N"
-
-
-Size: TypeAlias = int | Samples
+Size: TypeAlias = int | Extent
 FOURIER = "fourier"
 LISTS = ("Sequential", "ModuleList", "ModuleDict")  # of modules
 
@@ -49,7 +36,7 @@ class Ref:
     name: str
 
 
-Arg: TypeAlias = "Ref | Samples | ByAutocast | None | bool | int | float | str | tuple[Arg, ...]"
+Arg: TypeAlias = "Ref | Extent | ByAutocast | None | bool | int | float | str | tuple[Arg, ...]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +144,8 @@ class Graph:
         modes: ("train", "eval"): the graph of training, of which `graph_edit.eval_graph` is that of evaluation;
             ("train",) or ("eval",): of this one only.
         batch: samples that it was exported with.
+        open: of other extents that are known at run time the letter, and the size that it was exported with.
+        conditions: what sizes have to fulfil, as otherwise the module computes something else.
         tf32: convolutions and products of float32 take TF32 on a GPU.
         updates: (buffer, value that it becomes after a forward pass in training).
         outputs: (name, value): "output" where the module gives one tensor; the keys of a mapping; "0", "1", ... of a
@@ -186,25 +175,40 @@ class Graph:
     tf32: bool = False
     asks: tuple[tuple[str, str], ...] = ()
     stored: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = ()
+    open: tuple[tuple[str, int], ...] = ()
+    conditions: tuple[Condition, ...] = ()
     source_file: Source = field(default_factory=Source, compare=False)
 
     @property
     def is_dynamic(self) -> bool:
         """Is the number of samples known at run time only?"""
-        return any(isinstance(size, Samples) for value in self.inputs for size in value.shape)
+        return any(isinstance(size, Extent) and "N" in size.letters for value in self.inputs for size in value.shape)
 
-    def at(self, batch: int) -> Graph:
-        """The graph for a number of samples: every Samples is an integer."""
-        inputs = tuple(_value_at(value, batch) for value in self.inputs)
+    @property
+    def letters(self) -> tuple[str, ...]:
+        """Of extents that are known at run time."""
+        known = {*dict(self.open), *("N" * self.is_dynamic)}
+        return tuple(a for a in LETTERS if a in known)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Those that it was exported with, by letter."""
+        return {"N": self.batch, **dict(self.open)}
+
+    def at(self, sizes: int | Mapping[str, int] | None = None) -> Graph:
+        """The graph for these sizes, or this number of samples, and otherwise those that it was exported with: every
+        extent is an integer."""
+        known = self.sizes | ({"N": sizes} if isinstance(sizes, int) else dict(sizes or {}))
+        inputs = tuple(_value_at(value, known) for value in self.inputs)
         calls = tuple(
             replace(
                 call,
-                args=tuple(_arg_at(arg, batch) for arg in call.args),
-                results=tuple(value and _value_at(value, batch) for value in call.results),
+                args=value_at(call.args, known),
+                results=tuple(value and _value_at(value, known) for value in call.results),
             )
             for call in self.calls
         )
-        return replace(self, batch=batch, inputs=inputs, calls=calls)
+        return replace(self, batch=known["N"], inputs=inputs, calls=calls, open=(), conditions=())
 
 
 def refs(arg: Arg) -> tuple[str, ...]:
@@ -219,15 +223,5 @@ def refs(arg: Arg) -> tuple[str, ...]:
     return tuple(name for one in arg for name in refs(one)) if isinstance(arg, tuple) else ()
 
 
-def _value_at(value: Value, batch: int) -> Value:
-    return replace(value, shape=tuple(cast("int", _arg_at(size, batch)) for size in value.shape))
-
-
-def _arg_at(arg: Arg, batch: int) -> Arg:
-    match arg:
-        case Samples():
-            return arg.times * batch
-        case tuple():
-            return tuple(_arg_at(one, batch) for one in arg)
-        case _:
-            return arg
+def _value_at(value: Value, sizes: Mapping[str, int]) -> Value:
+    return replace(value, shape=value_at(value.shape, sizes))

@@ -15,10 +15,10 @@ from typing import Any, cast
 from convgen.errors import InputError
 from convgen.late import torch
 from convgen.operations.typed import under
-from convgen.operations.views import MANY
 from convgen.spec.aten.describe import KNOWN
-from convgen.spec.aten.samples import MORE
-from convgen.spec.graph import DTYPES, FOURIER, Arg, Call, Graph, Ref, Samples, Value, refs
+from convgen.spec.aten.sizes import probes_of
+from convgen.spec.extents import value_at
+from convgen.spec.graph import DTYPES, FOURIER, Arg, Call, Graph, Ref, Value, refs
 from convgen.spec.graph_edit import BATCH_NORM, DROPOUT
 from convgen.spec.graph_names import check_names
 from convgen.spec.operators import pure_operator
@@ -38,10 +38,16 @@ def check_graph(graph: Graph) -> None:
         InputError: names the key path of what can't be.
     """
     check_names(graph)
+    for k, condition in enumerate(graph.conditions):
+        if not condition.holds(graph.sizes):
+            said = ", ".join(f"{letter}={graph.sizes[letter]}" for letter in sorted(condition.letters))
+            raise InputError(f"{condition} is not so for the example's {said}", ("conditions", k), hint="its own sizes")
+    at = (graph.sizes, *(probes_of(graph) if graph.letters else ()))
     made = {v.name: v for call in graph.calls for v in call.results if v is not None}
     given = {v.name: v for v in (*graph.inputs, *graph.parameters, *graph.buffers, *graph.constants)}
     for name, value in (given | made).items():
-        _check_size(value, max(graph.batch, MORE), _path(graph, name))
+        for sizes in at:
+            _check_size(value, sizes, _path(graph, name))
     for value in (*graph.parameters, *graph.buffers):
         _check_init(value, _path(graph, value.name))
     for buffer, name in graph.updates:
@@ -53,9 +59,8 @@ def check_graph(graph: Graph) -> None:
     for alias, _ in graph.aliases:
         if alias in own:
             raise InputError(f"{alias} is a value, and another name of one", ("aliases", alias), hint="another name")
-    _infer(graph.at(MANY) if graph.is_dynamic else graph.at(graph.batch))
-    if graph.is_dynamic:
-        _infer(graph.at(graph.batch))
+    for sizes in (*at[1:2], at[0]):
+        _infer(graph.at(sizes))
 
 
 def _path(graph: Graph, name: str) -> KeyPath:
@@ -71,10 +76,16 @@ def _said(value: Value) -> str:
     return f"[{', '.join(map(str, value.shape))}] {value.dtype}"
 
 
-def _check_size(value: Value, batch: int, path: KeyPath) -> None:
-    sizes = [size.times * batch if isinstance(size, Samples) else size for size in value.shape]
-    if prod(sizes) >= MOST or max(sizes, default=0) >= MOST:
-        fact = f"{value.name} {_said(value)} has {prod(sizes)} elements at {batch} samples, more than fit: 2**60"
+def _check_size(value: Value, sizes: Mapping[str, int], path: KeyPath) -> None:
+    said = ", ".join(f"{letter}={n}" for letter, n in sizes.items())
+    try:
+        shape: tuple[int, ...] = value_at(value.shape, sizes)
+    except ZeroDivisionError:
+        raise InputError(f"{value.name} {_said(value)} divides by 0 at {said}", path, hint="another size") from None
+    if min(shape, default=0) < 0:
+        raise InputError(f"{value.name} {_said(value)} is {list(shape)} at {said}", path, hint="sizes from 0 on")
+    if prod(shape) >= MOST or max(shape, default=0) >= MOST:
+        fact = f"{value.name} {_said(value)} has {prod(shape)} elements at {said}, more than fit: 2**60"
         raise InputError(fact, path, hint="smaller extents")
 
 

@@ -17,7 +17,9 @@
       conv1: {kind: Conv2d, has: {in_channels: 3, kernel_size: [7, 7], ...}}
 
 In arguments `%NAME` is a value and `N` or `3*N` a multiple of the number of samples; a text that would read as one of
-them has `%%` before it. What the source takes from a value's type stands without and under torch.autocast:
+them has `%%` before it. A graph of which other extents are open says their letters with the example's sizes, sizes as
+expressions of these, and what they have to fulfil: `open: {H: 64, W: 64}`, `shape: [N, 64, "(H - 1)//2 + 1", W//2]`,
+`conditions: ["H%8 == 0"]`. What the source takes from a value's type stands without and under torch.autocast:
 `{plain: float32, bfloat16: bfloat16, float16: float16}`.
 """
 
@@ -32,9 +34,10 @@ from typing import TYPE_CHECKING
 
 from convgen.errors import InputError
 from convgen.operations.typed import ByAutocast
+from convgen.spec.extents import Extent
 from convgen.spec.formats import FORMAT, KEY
-from convgen.spec.graph import TFLOAT32, Arg, Call, Graph, Module, Ref, Samples, Value
-from convgen.spec.graph_reader import BY_AUTOCAST, DTYPE, SAMPLES, is_graph_file, read_graph
+from convgen.spec.graph import TFLOAT32, Arg, Call, Graph, Module, Ref, Value
+from convgen.spec.graph_reader import BY_AUTOCAST, DTYPE, is_graph_file, read_graph
 from convgen.spec.text import shown
 
 if TYPE_CHECKING:
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
 __all__ = ["constants_path", "given_names", "is_graph_file", "read_constants", "read_graph", "write_graph"]
 
 _PLAIN = re.compile(r"[A-Za-z0-9_]+([.:/-][A-Za-z0-9_]+)*")
+_SIZE = re.compile(r"([1-9][0-9]*\*)?[A-Z]|[A-Z](//|%)[0-9]+")  # which YAML takes for text, however it stands
 _WORDS = frozenset(("null", "true", "false", "yes", "no", "on", "off"))  # of YAML 1.1 too
 
 
@@ -93,6 +97,8 @@ def write_graph(graph: Graph) -> str:
         f"source: {_scalar(graph.source)}",
         f"modes: {_flow(graph.modes)}",
         f"batch: {graph.batch}",
+        *([f"open: {_mapping({letter: str(size) for letter, size in graph.open})}"] if graph.open else []),
+        *([f"conditions: {json.dumps([str(one) for one in graph.conditions])}"] if graph.conditions else []),
         f"dtype: {TFLOAT32 if graph.tf32 else dtype}",
     ]
     for key in ("inputs", "parameters", "buffers", "constants"):
@@ -164,7 +170,7 @@ def _args(args: tuple[Arg, ...]) -> str:
 
 def _escaped(arg: Arg) -> Arg:
     match arg:
-        case str() if arg.startswith("%") or SAMPLES.fullmatch(arg):
+        case str() if arg.startswith("%") or Extent.read(arg) is not None:
             return f"%%{arg}"
         case Ref():
             return f"%{arg.name}"
@@ -184,8 +190,10 @@ def _flow(value: Arg) -> str:
             return str(value).lower()
         case float():
             return _float(value)
-        case int() | Samples():
+        case int():
             return str(value)
+        case Extent():
+            return _scalar(str(value), is_size=True)
         case tuple():
             return "[" + ", ".join(map(_flow, value)) + "]"
         case ByAutocast():
@@ -202,9 +210,11 @@ def _float(value: float) -> str:
     return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
 
 
-def _scalar(text: str) -> str:
+def _scalar(text: str, *, is_size: bool = False) -> str:
     """A text as YAML reads it back as one: plain where that is plain, else as JSON writes it."""
-    plain = _PLAIN.fullmatch(text) and text.lower() not in _WORDS and not SAMPLES.fullmatch(text)
+    if is_size and _SIZE.fullmatch(text):
+        return text
+    plain = _PLAIN.fullmatch(text) and text.lower() not in _WORDS and Extent.read(text) is None
     return text if plain and not _is_number(text) else json.dumps(text)
 
 

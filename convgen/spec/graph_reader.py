@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
@@ -10,24 +11,24 @@ from typing import Any, cast
 
 from convgen.errors import InputError
 from convgen.operations.typed import ByAutocast
+from convgen.spec.extents import LETTERS, Condition, Extent
 from convgen.spec.fields import check_keys, text_of
 from convgen.spec.formats import without_format
-from convgen.spec.graph import DTYPES, TFLOAT32, Arg, Call, Graph, Module, Ref, Samples, Size, Value, refs
+from convgen.spec.graph import DTYPES, TFLOAT32, Arg, Call, Graph, Module, Ref, Size, Value, refs
 from convgen.spec.names import did_you_mean
 from convgen.spec.source import KeyPath, Source, locate
 from convgen.spec.text import LONGEST, as_list, beginning, shown
 from convgen.spec.yaml import read_yaml
 
 KEYS = (
-    "network", "source", "modes", "batch", "dtype", "inputs", "parameters", "buffers", "constants", "calls", "updates",
-    "outputs", "aliases", "modules", "asks",
+    "network", "source", "modes", "batch", "open", "conditions", "dtype", "inputs", "parameters", "buffers",
+    "constants", "calls", "updates", "outputs", "aliases", "modules", "asks",
 )  # fmt: skip
 NEEDED = ("network", "modes", "batch", "inputs", "calls", "outputs")
 CALL_KEYS = ("make", "op", "args", "shape", "dtype", "module", "kind", "autocast")
 BY_AUTOCAST = ("plain", "bfloat16", "float16")
 MODES = (["train", "eval"], ["train"], ["eval"])
 DTYPE = "float32"
-SAMPLES = re.compile(r"(?:([1-9][0-9]*)\*)?N", re.ASCII)
 _INIT = re.compile(r"given|zeros|ones|normal|(kaiming_uniform|uniform):[0-9]+|fill:\S+", re.ASCII)
 _FIRST = re.compile(r"\s*network\s*:")
 
@@ -64,6 +65,7 @@ class _Reader:
     source: Source
     dtype: str = DTYPE
     known: dict[str, KeyPath] = field(default_factory=dict[str, KeyPath])  # values so far, and where they are made
+    letters: frozenset[str] = frozenset("N")  # that sizes may be expressions of
 
     def graph(self, data: dict[str, Any]) -> Graph:
         data = without_format(data)
@@ -76,6 +78,8 @@ class _Reader:
         batch = data["batch"]
         if type(batch) is not int or batch < 1:
             raise InputError(f"batch can't be {shown(batch)}", ("batch",), hint="the number of samples, 1 or more")
+        opened = tuple(self.opened(data.get("open")))
+        self.letters |= {letter for letter, _ in opened}
         groups = {key: self.values(data.get(key), key) for key in ("inputs", "parameters", "buffers", "constants")}
         calls = as_list(data["calls"])
         if calls is None:
@@ -103,8 +107,42 @@ class _Reader:
             tf32=tf32,
             asks=self.asks(data.get("asks")),
             stored=(),
+            open=opened,
+            conditions=tuple(self.conditions(data.get("conditions"))),
             source_file=self.source,
         )
+
+    def opened(self, data: object) -> Iterator[tuple[str, int]]:
+        for letter, size in _entries(data, ("open",)):
+            if letter not in LETTERS[1:]:
+                hint = f"one of {', '.join(LETTERS[1:])}"
+                raise InputError(f"{shown(letter)} is no letter of an extent", ("open", letter), hint=hint)
+            if type(size) is not int or not 0 < size < 2**31:
+                raise InputError(f"{letter} can't be {shown(size)}", ("open", letter), hint="the example's, 1 or more")
+            yield letter, size
+
+    def conditions(self, data: object) -> Iterator[Condition]:
+        for k, text in enumerate([] if data is None else as_list(data) or [data]):
+            found = Condition.read(text) if isinstance(text, str) else None
+            if found is None or not found.letters <= self.letters:
+                hint = f"such as {min(self.letters)}%8 == 0, of {', '.join(sorted(self.letters))}"
+                raise InputError(f"a condition can't be {shown(text)}", ("conditions", k), hint=hint)
+            yield found
+
+    def size(self, value: object) -> Size | None:
+        if type(value) is int and value >= 0:
+            return value
+        found = Extent.read(value) if isinstance(value, str) else None
+        return found if found is not None and found.letters <= self.letters else None
+
+    def shape(self, value: object, path: KeyPath) -> tuple[Size, ...]:
+        given = as_list(value)
+        sizes = [self.size(one) for one in given or []]
+        found = tuple(size for size in sizes if size is not None)
+        if given is None or len(found) < len(sizes):
+            hint = f"a list of integers, and expressions of {', '.join(sorted(self.letters))}, as 3*N"
+            raise InputError(f"a shape can't be {shown(value)}", path, hint=hint)
+        return found
 
     def values(self, data: object, key: str) -> tuple[Value, ...]:
         found: list[Value] = []
@@ -125,9 +163,9 @@ class _Reader:
             for flag, one in flags.items():
                 if not isinstance(one, bool):
                     raise InputError(f"{flag} can't be {shown(one)}", (*path, flag), hint="true or false")
-            shape, dtype = _shape(entry["shape"], (*path, "shape")), entry.get("dtype", self.dtype)
-            if key != "inputs" and any(isinstance(size, Samples) for size in shape):
-                raise InputError(f"{name} has a size of N: inputs and results have", (*path, "shape"), hint="integers")
+            shape, dtype = self.shape(entry["shape"], (*path, "shape")), entry.get("dtype", self.dtype)
+            if key != "inputs" and any(isinstance(size, Extent) for size in shape):
+                raise InputError(f"{name} has an open size: inputs and results have", (*path, "shape"), hint="integers")
             value = self.value(name, shape, _dtype(dtype, (*path, "dtype")), path, init)
             found.append(replace(value, owner=owner, **flags))
         return tuple(found)
@@ -164,7 +202,7 @@ class _Reader:
     def results(self, said: dict[str, Any], path: KeyPath) -> tuple[Value | None, ...]:
         names = as_list(said["make"])
         if names is None:
-            shape = _shape(said["shape"], (*path, "shape"))
+            shape = self.shape(said["shape"], (*path, "shape"))
             return (self.value(said["make"], shape, _dtype(said.get("dtype", self.dtype), (*path, "dtype")), path),)
         shapes, dtypes = as_list(said["shape"]) or [], as_list(said.get("dtype", [self.dtype] * len(names))) or []
         if not len(names) == len(shapes) == len(dtypes):
@@ -172,7 +210,7 @@ class _Reader:
             raise InputError(fact, path, hint="lists as long as make's; null for a result that nobody reads")
         found: list[Value | None] = []
         for name, shape, dtype in zip(names, shapes, dtypes, strict=True):
-            sizes = None if name is None else _shape(shape, (*path, "shape"))
+            sizes = None if name is None else self.shape(shape, (*path, "shape"))
             kind = None if name is None else _dtype(dtype, (*path, "dtype"))
             found.append(None if sizes is None or kind is None else self.value(name, sizes, kind, path))
         return tuple(found)
@@ -183,8 +221,8 @@ class _Reader:
                 return data[2:]
             case str() if data.startswith("%"):
                 return Ref(self.read(data[1:], path))
-            case str() if SAMPLES.fullmatch(data):
-                return cast("Samples", _size(data))
+            case str() if (found := self.size(data)) is not None:
+                return found
             case None | bool() | int() | float() | str():
                 return data
             case dict() if {*cast("dict[str, Any]", data)} == {*BY_AUTOCAST}:
@@ -245,7 +283,7 @@ class _Reader:
 def _is_finite(value: Arg) -> bool:
     if isinstance(value, tuple):
         return all(map(_is_finite, value))
-    return not isinstance(value, Samples) and not (isinstance(value, float) and not isfinite(value))
+    return not isinstance(value, Extent) and not (isinstance(value, float) and not isfinite(value))
 
 
 def _entries(data: object, path: KeyPath) -> list[tuple[str, object]]:
@@ -261,19 +299,3 @@ def _dtype(value: object, path: KeyPath) -> str:
         hint = did_you_mean(str(value), DTYPES, f"one of {', '.join(DTYPES)}")
         raise InputError(f"dtype can't be {shown(value)}", path, hint=hint)
     return cast("str", value)
-
-
-def _size(value: object) -> Size | None:
-    if type(value) is int and value >= 0:
-        return value
-    found = SAMPLES.fullmatch(value) if isinstance(value, str) else None
-    return Samples(int(found[1] or 1)) if found else None
-
-
-def _shape(value: object, path: KeyPath) -> tuple[Size, ...]:
-    given = as_list(value)
-    sizes = [_size(one) for one in given or []]
-    found = tuple(size for size in sizes if size is not None)
-    if given is None or len(found) < len(sizes):
-        raise InputError(f"a shape can't be {shown(value)}", path, hint="a list of integers, N and multiples like 3*N")
-    return found

@@ -24,7 +24,8 @@ from convgen.algebra.blocks import Uneven
 from convgen.algebra.conv import Conv
 from convgen.errors import InputError
 from convgen.spec.exported_names import result_names
-from convgen.spec.graph import TFLOAT32, Arg, Call, GivenRow, Graph, Ref, Samples, Size, Value
+from convgen.spec.extents import samples
+from convgen.spec.graph import TFLOAT32, Arg, Call, GivenRow, Graph, Ref, Size, Value
 from convgen.spec.graph_edit import BATCH_NORM, renamed
 from convgen.spec.layer import Layer
 from convgen.spec.network import Network, Node
@@ -192,7 +193,7 @@ class _Writer:
             case "dropout":
                 return self.call("dropout", (Ref(x), 0.5, True), node.shape, node.name, "Dropout")
             case "flatten":
-                flat = (Samples(), prod(shape[1:]))
+                flat = (samples(), prod(shape[1:]))
                 return self.call("view", (Ref(x), flat), node.shape[:2], node.name, "Flatten")
             case "add":
                 for other in reads[1:]:
@@ -238,7 +239,7 @@ class _Writer:
     def _linear(self, node: Node, conv: Conv, x: str, shape: Sequence[int]) -> str:
         """Features without space, or on one pixel."""
         if len(shape) > 2:
-            x = self.call("view", (Ref(x), (Samples(), prod(shape[1:]))), (conv.batch, prod(shape[1:])), "")
+            x = self.call("view", (Ref(x), (samples(), prod(shape[1:]))), (conv.batch, prod(shape[1:])), "")
         w, bias = self._parameters(
             node.name, "Linear", (conv.filters, conv.channels), conv.channels, conv.filters if conv.bias else 0
         )
@@ -287,4 +288,4 @@ def taps(conv: Conv) -> tuple[tuple[int, ...], ...]:
 
 def _sized(shape: Sequence[int]) -> tuple[Size, ...]:
     """The first extent counts samples."""
-    return (Samples(), *shape[1:])
+    return (samples(), *shape[1:])

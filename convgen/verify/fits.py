@@ -54,7 +54,7 @@ def check_network_fits(compiled: CompiledNetwork, transport: Literal["virtual", 
         InputError: with the numbers, and what would work.
     """
     check_ranks(compiled.program.grid.ranks, transport)
-    graph = compiled.graph.at(compiled.graph.batch)
+    graph = compiled.graph.at()
     made = (v for call in graph.calls for v in call.results if v is not None)
     values = (*graph.inputs, *graph.parameters, *graph.buffers, *graph.constants, *made)
     elements = sum(prod(map(int, v.shape)) for v in values)  # type: ignore[arg-type]

@@ -55,7 +55,7 @@ def run_graph(
         autocast: the type of the torch.autocast under which calls are run; "" for none.
     """
     numbers = _numbers(graph)
-    graph = (graph if training else eval_graph(graph)).at(graph.batch)
+    graph = (graph if training else eval_graph(graph)).at()
     values = dict(given)
     doubles = {v.dtype for v in given.values() if v.is_floating_point()} == {torch.float64}
     for call in graph.calls:

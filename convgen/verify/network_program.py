@@ -72,7 +72,7 @@ class RankRun:
 
 def given_of(graph: Graph, tensors: Mapping[str, Tensor], seed: int = 0, autocast: str = "") -> Given:
     """Random inputs and state: parameters by their kind, running variances positive; what is `given` as it is."""
-    graph = graph.at(graph.batch)
+    graph = graph.at()
     generator = torch.Generator().manual_seed(seed)
     state: dict[str, Tensor] = {}
     for value in (*graph.parameters, *graph.buffers, *graph.constants):

@@ -43,7 +43,7 @@ class Actions:
     """Of a network's steps on this rank, for so many samples.
 
     Args:
-        ctx: what rows ask of a network: name, grid, sums, types, device, and the number of samples.
+        ctx: what rows ask of a network: name, grid, sums, types, device, and what is known at run time.
         trains: by module of a batch norm, whether it is in training.
     """
 
@@ -76,7 +76,7 @@ class Actions:
     def surrounded(self, name: str, lines: Sequence[Line]) -> Box:
         """Where an input's block lies, with the rows that these steps fetch around it."""
         if name not in self._surrounded:
-            own = RowHere(self.ctx.net, self.place, 0).held(self.ctx.net.split(name, self.ctx.batch))
+            own = RowHere(self.ctx.net, self.place, 0).held(self.ctx.net.split(name, self.ctx.open))
             made = surrounded(name, own, lines, self.moves, lambda stand, layout: self.here(stand).held(layout))
             self._surrounded[name] = made
         return self._surrounded[name]

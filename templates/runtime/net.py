@@ -10,12 +10,14 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
+
+from convgen.operations.views import MANY
 
 from .actions import Actions
 from .blocks import Function
@@ -32,12 +34,35 @@ from .tf32 import TAKEN
 from .transport import Transport
 from .travel import RowHere
 
-Size = int | str  # of a dimension; "N", "2*N": so many times the samples
+EMPTY: dict[str, int] = {}
+PROBES = (MANY,), (MANY + 1,)
 
 
-def sized(shape: Sequence[Size], batch: int) -> tuple[int, ...]:
-    """A shape for so many samples."""
-    return tuple(n if isinstance(n, int) else int(n.removesuffix("N").removesuffix("*") or 1) * batch for n in shape)
+class By(NamedTuple):
+    """A size by those that are known at run time only: an expression of their letters, and what it is for them."""
+
+    text: str
+    at: Callable[..., int]
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+Size = int | str | By  # of a dimension; "N", "2*H": so many times a letter
+Extents = tuple[int, ...]  # the number of samples, and what other letters are
+
+
+def times(size: str) -> tuple[int, str]:
+    """How many times which letter."""
+    count, _, letter = size.rpartition("*")
+    return int(count or 1), letter
+
+
+class Condition(NamedTuple):
+    """What sizes have to fulfil, as the network computes something else for others."""
+
+    text: str
+    holds: Callable[..., bool]
 
 
 class Net(Plain):
@@ -50,6 +75,9 @@ class Net(Plain):
     Args:
         spec, schedule: the network in a graph file's keys, and its program's text; alike on all ranks of a mesh.
         batch: the number of samples that it was compiled for.
+        opened: by letter the other extents that are known at run time only, as it was compiled for them.
+        probes: two times sizes that no other extent has.
+        conditions: that sizes fulfil.
         values: inputs and outputs: shape, and how they are laid out.
         state: parameters and buffers: the same, the dtype, how torch fills them, and whether it is a parameter.
         mixes: whether values are of several types of floats.
@@ -70,11 +98,16 @@ class Net(Plain):
         sums: str,
         identity: str,
         values: Mapping[str, tuple[Sequence[Size], Distribution]],
+        opened: Mapping[str, int] = EMPTY,
+        probes: tuple[Extents, Extents] = PROBES,
+        conditions: Sequence[Condition] = (),
         state: Mapping[str, tuple[Sequence[Size], Distribution, str, str, bool]],
         mixes: bool = False,
         tf32: str = "never",
     ) -> None:
         self.name, self.file, self.sizes, self.batch = name, file, grid, batch
+        self.letters, self.open = ("N", *opened), (batch, *opened.values())
+        self.probes, self.conditions = probes, conditions
         self.grid = ranks_of(grid)
         self.dtype, self.device, self.sums, self.state = dtype, device, sums, state
         self.values = {**values, **{n: (shape, there) for n, (shape, there, *_) in state.items()}}
@@ -86,13 +119,48 @@ class Net(Plain):
         self.identity = hashlib.sha256(identity.encode() + code).digest()
         self.stored = {n: self.split(n, batch) for n in self.values}
         self._placements: dict[Any, list[Shard | Replicate] | None] = {}
-        self._surrounded: dict[tuple[str, str, int], Box] = {}
+        self._surrounded: dict[tuple[str, str, Extents], Box] = {}
         self._gathers = 0
         self._last: tuple[Callable[[], object], str] = (lambda: None, "")  # a mesh, and the key of the place on it
 
-    def split(self, name: str, batch: int) -> Split:
+    def split(self, name: str, batch: int | Extents) -> Split:
         shape, there = self.values[name]
-        return Split(name, sized(shape, batch), there.axes)
+        return Split(name, self.sized(shape, batch), there.axes)
+
+    def opened(self, batch: int | Extents | None, sizes: Mapping[str, int] | None = None) -> Extents:
+        """What is known at run time: the number of samples and other letters; those that it was compiled for."""
+        if isinstance(batch, tuple):
+            return batch
+        found = dict(zip(self.letters, self.open, strict=True)) | dict(sizes or {})
+        if batch is not None:
+            found["N"] = batch
+        if len(found) > len(self.letters):
+            unknown = [letter for letter in found if letter not in self.letters]
+            raise ValueError(f"{self.name}: sizes= are of {', '.join(self.letters)}; got {', '.join(unknown)}")
+        return tuple(found.values())
+
+    def sized(self, shape: Sequence[Size], batch: int | Extents) -> tuple[int, ...]:
+        """A shape for so many samples, and other sizes."""
+        known = self.opened(batch)
+        of = dict(zip(self.letters, known, strict=True))
+        return tuple([n if isinstance(n, int) else n.at(*known) if isinstance(n, By) else _many(n, of) for n in shape])
+
+    def seen(self, known: str, shape: Sequence[int]) -> dict[str, int]:
+        """Sizes that a whole value of this shape says, by letter."""
+        found: dict[str, int] = {}
+        for n, size in zip(shape, self.values[known][0], strict=False):
+            if isinstance(size, str):
+                count, letter = times(size)
+                found.setdefault(letter, n // count)
+        return found
+
+    def unmet(self, known: Extents) -> str:
+        """The condition that these sizes don't fulfil, if there is one."""
+        for text, holds in self.conditions:
+            if not holds(*known):
+                given = ", ".join(f"{letter}={n}" for letter, n in zip(self.letters, known, strict=True))
+                return f"{self.name}: {text} is not so for {given}, and for such sizes the source computes otherwise"
+        return ""
 
     @property
     def products(self) -> AbstractContextManager[None]:
@@ -101,8 +169,8 @@ class Net(Plain):
 
     # ---- What conversions and parameters ask of a layer ----
 
-    def extents(self, tensor: str, batch: int) -> tuple[int, ...]:
-        return sized(self.values[tensor][0], batch)
+    def extents(self, tensor: str, batch: int | Extents) -> tuple[int, ...]:
+        return self.sized(self.values[tensor][0], batch)
 
     def whole_shape(self, layout: Split, batch: int) -> tuple[int, ...]:
         return layout.extents
@@ -145,16 +213,24 @@ class Net(Plain):
         return ScatterValue.apply(value, layout, self.here(mesh))
 
     @torch._disable_dynamo
-    def gather(self, name: str, value: Tensor, mesh: DeviceMesh, *, batch: int | None = None) -> Tensor:
-        """The whole of an output, on every rank, from the ranks' blocks; its gradient is this rank's part."""
-        known, count = self._known(name), self.batch if batch is None else batch
+    def gather(
+        self, name: str, value: Tensor, mesh: DeviceMesh, *, batch: int | None = None,
+        sizes: Mapping[str, int] | None = None,
+    ) -> Tensor:  # fmt: skip
+        """The whole of an output, on every rank, from the ranks' blocks; its gradient is this rank's part.
+
+        Args:
+            batch, sizes: the number of samples, and other open extents by letter, where they aren't the compiled ones.
+        """
+        known, count = self._known(name), self.opened(batch, sizes)
         layout, here = self.split(known, count), self.here(mesh)
         wanted, fault = here.shape(layout), None
         if tuple(value.shape) != wanted:
             hint = "; batch= tells the number of samples" if batch is None else ""
+            hint += "; sizes= tells other open extents" if len(self.letters) > 1 and sizes is None else ""
             fault = ValueError(f"{self.name}: this rank's block of {name} is {wanted}, got {tuple(value.shape)}{hint}")
         learns = torch.is_grad_enabled() and value.requires_grad
-        read = enter(here, f"gather of {known}", {"samples": count, "requires gradients": learns}, fault=fault)
+        read = enter(here, f"gather of {known}", {**self.said(count), "requires gradients": learns}, fault=fault)
         whole = GatherValue.apply(value, layout, here)
         read()
         self._gathers += 1
@@ -163,34 +239,46 @@ class Net(Plain):
             compare_copies(here, {known: (whole, everywhere)}, "gathered outputs")
         return whole
 
-    def region(self, name: str, mesh: DeviceMesh, *, batch: int | None = None, halo: bool = False) -> Where:
+    def said(self, known: Extents) -> dict[str, object]:
+        """Sizes as ranks tell them to each other."""
+        return dict(zip(("samples", *self.letters[1:]), known, strict=True))
+
+    def region(
+        self, name: str, mesh: DeviceMesh, *, batch: int | None = None, sizes: Mapping[str, int] | None = None,
+        halo: bool = False,
+    ) -> Where:  # fmt: skip
         """Where this rank's block of a value lies in the whole: a slice for each dimension; no communication.
 
         Args:
             name: of an input, an output, a parameter or a buffer.
-            batch: the number of samples, where it is not the compiled one.
+            batch, sizes: the number of samples, and other open extents by letter, where they aren't the compiled ones.
             halo: with the rows around it that the steps that read this input want here; `model(..., halo=[name])`
                 takes it, and then nothing is sent for them.
         """
-        known, count = self._known(name), self.batch if batch is None else batch
+        known, count = self._known(name), self.opened(batch, sizes)
         if halo:
             return as_slices(self.surrounded(known, self.place(mesh), count))
         return as_slices(self.here(mesh).frame(self.split(known, count)))
 
-    def block(self, name: str, array: Any, mesh: DeviceMesh, *, batch: int | None = None, halo: bool = False) -> Tensor:
+    def block(
+        self, name: str, array: Any, mesh: DeviceMesh, *, batch: int | None = None,
+        sizes: Mapping[str, int] | None = None, halo: bool = False,
+    ) -> Tensor:  # fmt: skip
         """This rank's block of a value, as `scatter` gives it, of which nothing but the block is read.
 
         Args:
             array: the whole value: anything with a shape and slices, as numpy's and torch's arrays, mapped ones, and
                 those of h5py, zarr and others. Its numbers are converted to the input's type.
-            batch: the number of samples; the array's by default.
+            batch, sizes: the number of samples and other open extents; the array's by default.
             halo: as of `region`.
         """
         known = self._known(name)
-        count = self.samples(known, array.shape) if batch is None else batch
+        found = self.seen(known, array.shape) | dict(sizes or {})
+        count = self.opened(batch, found)
         if tuple(array.shape) != (wanted := self.extents(known, count)):
             raise ValueError(f"{self.name}: the whole {name} has shape {list(wanted)}, got {tuple(array.shape)}")
-        return self.read(array, self.region(name, mesh, batch=count, halo=halo), known).to(self.device)
+        where = self.region(name, mesh, sizes=dict(zip(self.letters, count, strict=True)), halo=halo)
+        return self.read(array, where, known).to(self.device)
 
     def read(self, array: Any, where: Where, name: str) -> Tensor:
         """What lies at a region of an array, in the type of the value of this name."""
@@ -198,7 +286,7 @@ class Net(Plain):
 
     def regions(self, name: str, mesh: DeviceMesh, *, batch: int | None = None) -> list[Where]:
         """`region` of each rank, in the grid's order."""
-        split = self.split(self._known(name), self.batch if batch is None else batch)
+        split = self.split(self._known(name), self.opened(batch))
         count, here = len(self.place(mesh).ranks), self.here(mesh)
         return [as_slices(frame_at(here.layer, split, p, 0)) for p in range(count)]  # type: ignore[arg-type]
 
@@ -208,11 +296,9 @@ class Net(Plain):
 
     def samples(self, known: str, shape: Sequence[int]) -> int:
         """The number of samples of a whole value of this shape."""
-        pairs = zip(shape, self.values[known][0], strict=False)
-        several = [(n, sized((size,), 1)[0]) for n, size in pairs if isinstance(size, str)]
-        return several[0][0] // several[0][1] if several else self.batch
+        return self.seen(known, shape).get("N", self.batch)
 
-    def surrounded(self, known: str, place: Place, batch: int) -> Box:
+    def surrounded(self, known: str, place: Place, batch: Extents) -> Box:
         """Where an input's block lies, with the rows that those who read it fetch."""
         if known in self.state or known not in self.types:
             raise ValueError(f"{self.name}: halo=True is of inputs, and {known} is none")
@@ -231,19 +317,23 @@ class Net(Plain):
     def _activation(self, name: str, shape: Sequence[int]) -> Split:
         known = self._known(name)
         pattern = self.values[known][0]
-        several = [(n, sized((size,), 1)[0]) for n, size in zip(shape, pattern, strict=False) if isinstance(size, str)]
-        batch = several[0][0] // several[0][1] if several else self.batch
-        layout = self.split(known, batch)
+        layout = self.split(known, self.opened(None, self.seen(known, shape)))
         if tuple(shape) != layout.extents:
             raise ValueError(f"{self.name}: the whole {name} has shape {list(pattern)}, got {tuple(shape)}")
         return layout
 
 
-class Sized:
-    """What rows ask of a network in a call: of so many samples, and of autocast's type, if it is on."""
+def _many(size: str, of: Mapping[str, int]) -> int:
+    count, letter = times(size)
+    return count * of[letter]
 
-    def __init__(self, net: Net, batch: int, low: torch.dtype | None = None) -> None:
-        self.net, self.batch, self.low, self.mixes = net, batch, low, net.mixes or low is not None
+
+class Sized:
+    """What rows ask of a network in a call: of so many samples and other sizes, and of autocast's type, if it is on."""
+
+    def __init__(self, net: Net, known: Extents, low: torch.dtype | None = None) -> None:
+        self.net, self.open, self.low, self.mixes = net, known, low, net.mixes or low is not None
+        self.probes = net.probes
         self.name, self.grid, self.sizes, self.sums, self.device = net.name, net.grid, net.sizes, net.sums, net.device
         self.dtype = net.dtype
 

@@ -28,7 +28,7 @@ from .inside import InsideAll
 from .linked import Linked
 from .listing import Steps
 from .mesh import Place
-from .net import Net, Sized, gathered
+from .net import Extents, Net, Sized, gathered
 from .parameters import as_dtensor, as_held
 from .region import Called, run_steps
 from .regions import Where
@@ -285,16 +285,21 @@ class NetworkModule(Known):
         """
         return GraphedStep(self, loss, examples, batch)
 
-    def region(self, name: str, *, batch: int | None = None, halo: bool = False) -> Where:
+    def region(
+        self, name: str, *, batch: int | None = None, sizes: Mapping[str, int] | None = None, halo: bool = False
+    ) -> Where:
         """Where this rank's block of an input, output, parameter or buffer lies in the whole: a slice for each
         dimension; as of the package's `region`."""
-        return self._net.region(self._aliases.get(name, name), self._mesh, batch=batch, halo=halo)
+        return self._net.region(self._aliases.get(name, name), self._mesh, batch=batch, sizes=sizes, halo=halo)
 
-    def forward(self, *given: Tensor, batch: int | None = None, halo: Sequence[str] = ()) -> Any:
+    def forward(
+        self, *given: Tensor, batch: int | None = None, sizes: Mapping[str, int] | None = None, halo: Sequence[str] = ()
+    ) -> Any:
         """This rank's blocks of the outputs, of its blocks of the inputs.
 
         Args:
             batch: the number of samples, where it is not the compiled one.
+            sizes: other extents that are known at run time only, by letter, where they aren't the compiled ones.
             halo: inputs that are given with the rows around their blocks, as the package's `block(..., halo=True)` has
                 them; nothing is sent for these, and they can't require gradients.
         """
@@ -304,15 +309,22 @@ class NetworkModule(Known):
                 f"{net.name}: an exported program would hold this rank's place on the mesh as a constant; export the "
                 "original network, and compile its copies with convgen"
             )
-        return self._outside(given, batch, tuple(sorted({halo} if isinstance(halo, str) else {*halo})))
+        return self._outside(given, batch, sizes, tuple(sorted({halo} if isinstance(halo, str) else {*halo})))
 
     @torch._disable_dynamo  # rows are opaque to a compiler: what is around a network is compiled
-    def _outside(self, given: Sequence[Tensor], batch: int | None, wide: tuple[str, ...]) -> Any:
+    def _outside(
+        self, given: Sequence[Tensor], batch: int | None, sizes: Mapping[str, int] | None, wide: tuple[str, ...]
+    ) -> Any:
         net = self._net
         refuse_forward_mode(net.name)
         refuse_vmap(net.name)
-        count, here, known = net.batch if batch is None else batch, net.here(self._mesh), self._known
-        fault = next(iter([*self._misfits(known), *self._wrong(given, count, batch is None, here, wide)]), None)
+        here, known, count, fault = net.here(self._mesh), self._known, net.open, None
+        try:
+            count = net.opened(batch, sizes)
+        except ValueError as error:
+            fault = error
+        if fault is None:
+            fault = next(iter([*self._misfits(known), *self._wrong(given, count, batch is None, here, wide)]), None)
         facts = {} if fault else self._facts(given, known, count)
         if wide:
             facts["inputs with halos"] = ", ".join(wide)
@@ -325,13 +337,13 @@ class NetworkModule(Known):
         read()
         return made
 
-    def _facts(self, given: Sequence[Tensor], known: Mapping[str, Any], count: int) -> dict[str, object]:
+    def _facts(self, given: Sequence[Tensor], known: Mapping[str, Any], count: Extents) -> dict[str, object]:
         """What must be alike on all ranks when a call begins."""
         grads = torch.is_grad_enabled()
         learns = [name for name, t in zip(self._inputs, given, strict=False) if grads and t.requires_grad]
         frozen = [name for name in self._learnt if not known[name].requires_grad]
         facts: dict[str, object] = {
-            "samples": count,
+            **self._net.said(count),
             "mode": self._mode_text(),
             "gradients": "on" if grads else "off",
             "inputs that require gradients": ", ".join(learns) or "none",
@@ -414,13 +426,16 @@ class NetworkModule(Known):
                 yield ValueError(f"{name}: {n} is {self._net.types[n]}, got {plain.dtype}; dtype= compiles for another")
 
     def _wrong(
-        self, given: Sequence[Tensor], count: int, guessed: bool, here: RowHere, wide: tuple[str, ...]
+        self, given: Sequence[Tensor], count: Extents, guessed: bool, here: RowHere, wide: tuple[str, ...]
     ) -> Iterator[Exception]:
         """What is wrong with the inputs."""
         net = self._net
         low = low_of(net.device)
         if low is not None and (why := self._asks.get(str(low).removeprefix("torch."))):
             yield RuntimeError(f"{net.name}: not under autocast of {low}: {why}; run it outside, enabled=False")
+        if unmet := net.unmet(count):
+            yield ValueError(unmet)
+            return
         unknown = [name for name in wide if name not in self._inputs]
         if unknown:
             yield ValueError(f"{net.name}: halo= names inputs, {', '.join(self._inputs)}; got {', '.join(unknown)}")
@@ -450,7 +465,7 @@ class NetworkModule(Known):
                 yield ValueError(f"{net.name}: this rank's block of {name} has shape {wanted}, got {got}{hint}")
 
     def _run(
-        self, given: Sequence[Tensor], known: Mapping[str, Any], count: int, here: RowHere, wide: tuple[str, ...],
+        self, given: Sequence[Tensor], known: Mapping[str, Any], count: Extents, here: RowHere, wide: tuple[str, ...],
         low: torch.dtype | None = None,
     ) -> Any:  # fmt: skip
         net, grads = self._net, torch.is_grad_enabled()
@@ -480,7 +495,7 @@ class NetworkModule(Known):
             compare_copies(here, {n: (t, net.stored[n]) for n, t in known.items()}, "parameters and buffers")
         return kept(made) if grads and is_kept_elsewhere() else made
 
-    def _linked(self, place: Place, count: int, low: torch.dtype | None, wide: tuple[str, ...]) -> Linked:
+    def _linked(self, place: Place, count: Extents, low: torch.dtype | None, wide: tuple[str, ...]) -> Linked:
         """The steps in this mode, for so many samples, under autocast of this type or without, with these inputs' halos
         given."""
         net, apart = self._net, self._apart()

@@ -48,7 +48,7 @@ class Reach:
 
 
 class Stand(Plain):
-    """A row for so many samples: its operation, its layouts, and what conversions ask of a layer."""
+    """A row for so many samples and other sizes: its operation, its layouts, and what conversions ask of a layer."""
 
     def __init__(self, row: Row, operation: Operation, net: Any, label: str) -> None:
         self.row, self.operation, self.signature = row, operation, operation.signatures[row.way]
@@ -229,7 +229,7 @@ class Row:
     """One operation of a network: how it is laid out, and what moves for it.
 
     Args:
-        operation: for a number of samples.
+        operation: for a number of samples, and other sizes that are known at run time only.
         roles: by index the grid's axes that split it, outermost first.
         reads: for each operand how it is stored and fetched, and how its gradient comes back.
         makes: for each result how it is made and stored, and how its gradient is fetched.
@@ -244,7 +244,7 @@ class Row:
 
     def __init__(
         self,
-        operation: Callable[[int], Operation],
+        operation: Callable[..., Operation],
         roles: dict[str, Axes],
         reads: Sequence[Side | Distribution],
         makes: Sequence[Side | Distribution],
@@ -264,8 +264,8 @@ class Row:
         self.back, self.given = ([side.back for side in sides] for sides in (self.fetch, self.store))
         self._stands: dict[Any, Stand] = {}
 
-    def _under(self, low: torch.dtype | None, batch: int) -> Operation:
-        return under(self.operation(batch), low)
+    def _under(self, low: torch.dtype | None, sizes: tuple[int, ...]) -> Operation:
+        return under(self.operation(*sizes), low)
 
     def stand(self, net: Any, label: str) -> Stand:
         """The row in a call of a network.
@@ -273,9 +273,9 @@ class Row:
         Args:
             label: what its steps are called.
         """
-        key = (net.batch, label, net.device, net.low)
+        key = (net.open, label, net.device, net.low)
         if key not in self._stands:
-            operation = self._under(net.low, net.batch).for_any(lambda batch: self._under(net.low, batch))
+            operation = self._under(net.low, net.open).for_any(*(self._under(net.low, one) for one in net.probes))
             self._stands.setdefault(key, Stand(self, operation, net, label))  # one, if threads make it at once
         return self._stands[key]
 

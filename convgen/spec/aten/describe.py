@@ -17,9 +17,9 @@ from convgen.spec.autocast import kind_of
 from convgen.spec.graph import FLOATS, Call, Graph
 from convgen.spec.operators import impurity
 
-# Each registers its own; samples.py describes graphs by these.
+# Each registers its own; sizes.py describes graphs by these.
 for _file in iter_modules(aten.__path__):
-    if _file.name not in ("describe", "samples"):
+    if _file.name not in ("describe", "sizes"):
         import_module(f"{aten.__name__}.{_file.name}")
 
 
@@ -81,7 +81,7 @@ def asks_on(graph: Graph, found: Described, device: str) -> tuple[tuple[str, str
     reader = Reader(tensors=found.tensors)
     if device == "cpu" or not graph.asks:
         return graph.asks
-    for call in graph.at(graph.batch).calls:
+    for call in graph.at().calls:
         if not call.autocast and _autocast(reader, call, "cpu") != _autocast(reader, call, device):
             why = f"the source asks for types, which are those of a CPU's autocast; a GPU's takes {call.op} otherwise"
             return tuple((low, said or why) for low, said in graph.asks)
