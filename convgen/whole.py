@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -63,18 +63,18 @@ def model_class(package: Any, call: Call | None) -> type[Any]:
             assert call is not None
             try:
                 inputs = call.arguments.tensors(args, keywords)
-                batch = _batch(package, inputs)
+                batch, sizes = _sizes(package, inputs)
                 blocks = [package.scatter(name, inputs[name], self._mesh) for name in call.inputs]
             except Exception as error:  # perhaps of this rank's arguments alone
                 self._refuse(error)
                 raise
             self._looks_at(inputs)
-            made: Any = base.forward(self, *blocks, batch=batch)
+            made: Any = base.forward(self, *blocks, batch=batch, sizes=sizes)
             if call.outputs == ("output",):
                 made = [made]
             several: list[Tensor] = [*made] if isinstance(made, (list, tuple)) else [*made.values()]
             whole = {
-                str(k): package.gather(name, y, self._mesh, batch=batch)
+                str(k): package.gather(name, y, self._mesh, batch=batch, sizes=sizes)
                 for k, (name, y) in enumerate(zip(call.outputs, several, strict=True))
             }
             return filled(call.results, whole)
@@ -85,21 +85,24 @@ def model_class(package: Any, call: Call | None) -> type[Any]:
     return kind
 
 
-def _batch(package: Any, inputs: Mapping[str, Tensor]) -> int | None:
-    """The number of samples, where it is open.
+def _sizes(package: Any, inputs: Mapping[str, Tensor]) -> tuple[int | None, dict[str, int]]:
+    """The number of samples, where it is open, and other open extents by letter.
 
     Raises:
         InputError: inputs have several.
     """
-    found: dict[str, int] = {}
+    found: dict[str, dict[str, int]] = {}
     for name, x in inputs.items():
-        pattern: Sequence[int | str] = package.NET.values[name][0]
-        if "N" in pattern and x.dim() == len(pattern):
-            found[name] = x.shape[pattern.index("N")]
-    if len(set(found.values())) > 1:
-        text = ", ".join(f"{name} has {n}" for name, n in found.items())
-        raise InputError(f"{package.NAME}: inputs differ in the number of samples: {text}", hint="one number")
-    return next(iter(found.values()), None)
+        if x.dim() == len(package.NET.values[name][0]):
+            for letter, n in package.NET.seen(name, x.shape).items():
+                found.setdefault(letter, {})[name] = n
+    for letter, each in found.items():
+        if len(set(each.values())) > 1:
+            text = ", ".join(f"{name} has {n}" for name, n in each.items())
+            what = "the number of samples" if letter == "N" else letter
+            raise InputError(f"{package.NAME}: inputs differ in {what}: {text}", hint="one number")
+    sizes = {letter: next(iter(each.values())) for letter, each in found.items()}
+    return sizes.pop("N", None), sizes
 
 
 # ---- Pickled ----

@@ -152,16 +152,18 @@ def ranks_of(
         model.load_full(state)
         model.train(train)
         batch = next(iter(given.values())).shape[0]
+        sizes = {a: n for name, t in given.items() for a, n in net.NET.seen(name, t.shape).items() if a != "N"}
         blocks = {n: net.scatter(n, t, mesh) for n, t in given.items()}
         for t in blocks.values():
             t.requires_grad_(of_inputs and t.is_floating_point())
-        made = model(*blocks.values(), batch=batch)
+        made = model(*blocks.values(), batch=batch, sizes=sizes)
         made = list(made.values()) if isinstance(made, dict) else list(made) if isinstance(made, tuple) else [made]
-        parts = [net.scatter(n, dy, mesh) for n, dy in zip(outputs, dys, strict=True)]
+        parts = [net.scatter(n, dy, mesh, sizes=sizes) for n, dy in zip(outputs, dys, strict=True)]
         torch.autograd.backward(made, parts)
         sent = [(one.collective, one.bytes) for one in end.sent]
-        whole = [net.gather(n, y.detach(), mesh, batch=batch) for n, y in zip(outputs, made, strict=True)]
-        dxs = [None if t.grad is None else net.gather(n, t.grad, mesh, batch=batch) for n, t in blocks.items()]
+        whole = [net.gather(n, y.detach(), mesh, batch=batch, sizes=sizes) for n, y in zip(outputs, made, strict=True)]
+        grads = {n: t.grad for n, t in blocks.items()}
+        dxs = [g if g is None else net.gather(n, g, mesh, batch=batch, sizes=sizes) for n, g in grads.items()]
         return Ran(whole, dxs, model.full_gradients(), model.full_state_dict(), sent)
 
     return World(grid.ranks).run(program)

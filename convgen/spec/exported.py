@@ -326,7 +326,7 @@ class _Made:
             modes=("train",) if training else ("eval",),
             batch=self.examples.batch,
             open=tuple((a, symbols.sizes[a]) for a in LETTERS if a in symbols.sizes),
-            conditions=(*symbols.conditions, *symbols.small),
+            conditions=tuple(symbols.conditions),
             inputs=tuple(_value(k, v, walk) for k, v in inputs.items()),
             parameters=self.state.parameters,
             buffers=buffers,

@@ -1,17 +1,20 @@
 """Extents that stay open in an exported program: which symbols are which letters, and what they have to fulfil.
 
 `torch.export` notes a guard for each decision that a module took by a size. Those on values stay as conditions of the
-graph: for other sizes the module computes something else. Those that hold for all sizes but where something is 0 or 1
-are torch's own, of memory and of broadcasting; `Trial` (exported_trial.py) tells whether they matter.
+graph: for other sizes the module computes something else. Those that hold but for small sizes are most often torch's
+own, of memory and of broadcasting along an extent of 1: a trial tells whether they matter (exported_trial.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from importlib import import_module
-from itertools import product
-from typing import TYPE_CHECKING, Any, cast
+from itertools import islice, product
+from math import prod
+from operator import eq, ge, gt, le, lt, ne
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from convgen.errors import InputError
 from convgen.spec.exported_walk import FixedError
@@ -23,7 +26,15 @@ if TYPE_CHECKING:
 
 Opened = Mapping[str, Mapping[str, int]]  # by input, by letter the number of the dimension
 PROBES = (*range(2, 17), 31, 64, 97, 1021, 65536)  # numbers of samples for which conditions must hold
-TRIED = (2, 3, 5, 8, 13, 16, 30, 48, 97, 256)  # sizes at which a condition that always holds is found to
+TRIED = (*range(24, 48), 64, 97, 256, 1021)  # no small sizes, at which a guard that holds but for these is found to
+
+
+class Small(NamedTuple):
+    """A guard that holds for all sizes but small ones: its text, its letters, and whether it holds."""
+
+    said: str
+    letters: tuple[str, ...]
+    holds: Callable[[Mapping[str, int]], Any]
 
 
 @dataclass
@@ -34,13 +45,13 @@ class Symbols:
         letters: by symbol.
         sizes: by letter other than N, the example's.
         conditions: of sizes.
-        small: those that hold but where something is 0 or 1.
+        small: guards that hold for all sizes but small ones.
     """
 
     letters: dict[Any, str] = field(default_factory=dict[Any, str])
     sizes: dict[str, int] = field(default_factory=dict[str, int])
     conditions: list[Condition] = field(default_factory=list[Condition])
-    small: list[Condition] = field(default_factory=list[Condition])
+    small: list[Small] = field(default_factory=list["Small"])
 
 
 def check_opened(opened: Opened, tensors: Mapping[str, torch.Tensor], name: str) -> None:
@@ -125,18 +136,22 @@ def symbols_of(program: ExportedProgram, inputs: Mapping[str, torch.Tensor], ope
             if allowed.upper.is_Integer and int(allowed.upper) < 2**31 - 1:
                 found.conditions.append(Condition(letter, "<=", int(allowed.upper)))
     for said, guard in guards.items():
-        if not guard.free_symbols:
-            continue
         known = guard.subs(ours)
-        if not known.free_symbols:
+        if not known.free_symbols or not known.free_symbols <= {*names}:
             continue
+        letters = sorted(names[one] for one in known.free_symbols)
+        holds, fails = evaluated(known, names), list[dict[str, int]]()
+        if holds is not None:
+            at = (dict(zip(letters, sizes, strict=True)) for sizes in islice(product(TRIED, repeat=len(letters)), 2000))
+            fails = [sizes for sizes in at if not holds(sizes)]
         condition = condition_from_sympy(known, names)
-        if condition is None:
+        if holds is None or (fails and condition is None):
             fact = f"{name}: the module's control flow depends on sizes by {said}, which is no condition of letters"
             raise InputError(fact, hint=f"without {', '.join(found.sizes)} open")
-        kind = kind_of(condition)
-        if kind != "always" and condition not in (*found.conditions, *found.small):
-            (found.small if kind == "small" else found.conditions).append(condition)
+        if fails and condition is not None and condition not in found.conditions:
+            found.conditions.append(condition)
+        elif not fails:
+            found.small.append(Small(said, tuple(letters), holds))
     return found
 
 
@@ -146,28 +161,42 @@ def guards_of(size: Any) -> dict[str, Any]:
     return {str(guard.expr): guard.expr.subs(env.replacements) for guard in env.guards}
 
 
-def kind_of(condition: Condition) -> str:
-    """always: it holds for all sizes from 1 on that are tried; small: but where something is 0 or 1; else sizes."""
-    letters = sorted(condition.letters)
-    grid: Sequence[tuple[int, ...]] = [*product((1, *TRIED), repeat=len(letters))][:4000]
-    fails = [at for at in grid if not condition.holds(dict(zip(letters, at, strict=True)))]
-    if not fails:
-        return "always"
-    return "small" if _is_of_one(condition) else "sizes"
+_SIGNS: dict[str, Callable[[Any, Any], Any]] = {
+    "Equality": eq, "Unequality": ne, "LessThan": le, "StrictLessThan": lt, "GreaterThan": ge, "StrictGreaterThan": gt,
+    "FloorDiv": lambda a, b: a // b, "CleanDiv": lambda a, b: a // b, "IntTrueDiv": lambda a, b: a / b,
+    "PythonMod": lambda a, b: a % b, "Mod": lambda a, b: a % b, "Pow": lambda a, b: a**b,
+}  # fmt: skip
+_MANY: dict[str, Callable[[Iterable[Any]], Any]] = {
+    "Add": sum, "Mul": prod, "Max": max, "Min": min, "And": all, "Or": any, "Not": lambda one: not next(iter(one)),
+}  # fmt: skip
 
 
-def _is_of_one(condition: Condition) -> bool:
-    """Whether it compares something with 0 or 1: `(H - 1)//2 + 1 != 1`, `2 <= H`."""
-    for a, sign, b in (
-        (condition.left, condition.sign, condition.right),
-        (condition.right, _TURNED[condition.sign], condition.left),
-    ):
-        if isinstance(b, int) and not isinstance(a, int):
-            if sign == "!=" and b in (0, 1):
-                return True
-            if (sign == ">" and b in (0, 1)) or (sign == ">=" and b in (1, 2)):
-                return True
-    return False
+def evaluated(e: Any, names: Mapping[Any, str]) -> Callable[[Mapping[str, int]], Any] | None:
+    """What a guard is for sizes of letters; None where it has something else in it than arithmetic.
 
-
-_TURNED = {"==": "==", "!=": "!=", "<=": ">=", "<": ">", ">=": "<=", ">": "<"}
+    Args:
+        names: by symbol its letter.
+    """
+    kind = type(e).__name__
+    if e.is_Symbol:
+        letter = names.get(e)
+        return None if letter is None else lambda sizes: sizes[letter]
+    if e.is_Integer:
+        whole = int(e)
+        return lambda _: whole
+    if e.is_Rational:
+        ratio = Fraction(int(e.p), int(e.q))
+        return lambda _: ratio
+    if kind in ("BooleanTrue", "BooleanFalse"):
+        true = kind == "BooleanTrue"
+        return lambda _: true
+    found = [evaluated(one, names) for one in e.args]
+    parts = [one for one in found if one is not None]
+    if len(parts) < len(found) or not parts:
+        return None
+    if (many := _MANY.get(kind.removeprefix("Python"))) is not None:
+        return lambda sizes: many(one(sizes) for one in parts)
+    if (sign := _SIGNS.get(kind)) is not None and len(parts) == 2:
+        a, b = parts
+        return lambda sizes: sign(a(sizes), b(sizes))
+    return None

@@ -206,10 +206,14 @@ class Net(Plain):
         return RowHere(self, self.place(mesh), 0)  # type: ignore[arg-type]
 
     @torch._disable_dynamo
-    def scatter(self, name: str, value: Tensor, mesh: DeviceMesh) -> Tensor:
+    def scatter(self, name: str, value: Tensor, mesh: DeviceMesh, *, sizes: Mapping[str, int] | None = None) -> Tensor:
         """This rank's block of an input that every rank has whole, on the network's device; no communication but for a
-        gradient of it."""
-        layout = self._activation(name, value.shape)
+        gradient of it.
+
+        Args:
+            sizes: open extents by letter, of an output whose shape doesn't say them.
+        """
+        layout = self._activation(name, value.shape, sizes)
         return ScatterValue.apply(value, layout, self.here(mesh))
 
     @torch._disable_dynamo
@@ -314,12 +318,13 @@ class Net(Plain):
             raise ValueError(f"{self.name}: no value {name!r}; there are {', '.join(self.values)}")
         return str(name)
 
-    def _activation(self, name: str, shape: Sequence[int]) -> Split:
+    def _activation(self, name: str, shape: Sequence[int], sizes: Mapping[str, int] | None = None) -> Split:
         known = self._known(name)
         pattern = self.values[known][0]
-        layout = self.split(known, self.opened(None, self.seen(known, shape)))
+        layout = self.split(known, self.opened(None, self.seen(known, shape) | dict(sizes or {})))
         if tuple(shape) != layout.extents:
-            raise ValueError(f"{self.name}: the whole {name} has shape {list(pattern)}, got {tuple(shape)}")
+            hint = "; sizes= tells open extents" if any(isinstance(n, By) for n in pattern) else ""
+            raise ValueError(f"{self.name}: the whole {name} has shape {list(pattern)}, got {tuple(shape)}{hint}")
         return layout
 
 
