@@ -29,16 +29,17 @@ from convgen.spec.exported_names import result_names
 from convgen.spec.exported_no_grad import detach_regions
 from convgen.spec.exported_noise import write_noise
 from convgen.spec.exported_numbers import as_settings, run_as_it_stands
-from convgen.spec.exported_open import Opened, samples_of, symbols_of
+from convgen.spec.exported_open import Opened, Symbols, samples_of, symbols_of
 from convgen.spec.exported_recurrent import first_steps
 from convgen.spec.exported_refusals import failed, first_line, unfixed, untraced, without_graphs
 from convgen.spec.exported_results import other_names, results_of
 from convgen.spec.exported_shared import drop_other_names, rename_those_of_graphs
 from convgen.spec.exported_state import GIVEN, State, as_pairs, dtype_name, modules_of, state_of
+from convgen.spec.exported_trial import least_sizes
 from convgen.spec.exported_types import Asks, Compared, PartedError, asking
 from convgen.spec.exported_updates import late_updates
 from convgen.spec.exported_walk import FixedError, Found, Walk
-from convgen.spec.extents import LETTERS
+from convgen.spec.extents import LETTERS, Condition
 from convgen.spec.graph import LOW, Graph, Value, refs
 from convgen.spec.graph_edit import eval_graph, pruned, renamed, same_calls
 from convgen.spec.names import identifier
@@ -150,6 +151,7 @@ class _Made:
     numbers: tuple[str, ...] = ()  # buffers that are settings of modules
     asks: Asks = field(default_factory=Asks)
     said: tuple[tuple[str, str], ...] = ()  # of what it asks (Graph.asks)
+    bounds: dict[bool, list[Condition]] = field(default_factory=dict[bool, "list[Condition]"])  # by training or not
 
     def evaluates_alike(self) -> bool:
         """Whether the program that was traced last, of training, is that of evaluation too; if unsure, not."""
@@ -294,6 +296,7 @@ class _Made:
         letters = self.examples.letters
         if letters and opened:
             symbols = symbols_of(program, inputs, letters, self.name)
+            symbols.conditions += self.least(program, symbols)
         else:
             symbols = samples_of(program, {k: inputs[k] for k in opened})
         walk = Walk(names, symbols.letters, smooth, pairs)
@@ -341,6 +344,12 @@ class _Made:
         given = [v.name for v in (*self.state.parameters, *buffers) if v.init == GIVEN]
         tensors = {k: self.state.tensors[k].detach() for k in given} | constants
         return Exported(graph, tensors, self.examples.call, results, bool(self.numbers))
+
+    def least(self, program: ExportedProgram, symbols: Symbols) -> list[Condition]:
+        """Lower bounds of sizes, tried once for a mode."""
+        if self.module.training not in self.bounds:
+            self.bounds[self.module.training] = least_sizes(program, self.module, self.examples, symbols)
+        return self.bounds[self.module.training]
 
     def placeholders(
         self, program: ExportedProgram

@@ -121,6 +121,10 @@ class Examples:
 
         return replace(self, values=self.values | {k: twice(self.values[k]) for k in self.open})
 
+    def with_values(self, given: Mapping[str, torch.Tensor]) -> Examples:
+        """With other tensors in the place of some."""
+        return replace(self, values=self.values | dict(given))
+
     @property
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         whole = OrderedDict((name, filled(tree, self.values)) for name, tree in self.call.trees.items())

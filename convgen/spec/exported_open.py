@@ -132,7 +132,8 @@ def symbols_of(program: ExportedProgram, inputs: Mapping[str, torch.Tensor], ope
     for symbol, allowed in ranges.items():
         if (letter := found.letters.get(symbol)) is not None:
             if allowed.lower.is_Integer and int(allowed.lower) > 2:
-                found.conditions.append(Condition(letter, ">=", int(allowed.lower)))
+                least = Condition(letter, ">=", int(allowed.lower))
+                found.small.append(Small(str(least), (letter,), least.holds))
             if allowed.upper.is_Integer and int(allowed.upper) < 2**31 - 1:
                 found.conditions.append(Condition(letter, "<=", int(allowed.upper)))
     for said, guard in guards.items():
@@ -142,6 +143,7 @@ def symbols_of(program: ExportedProgram, inputs: Mapping[str, torch.Tensor], ope
         letters = sorted(names[one] for one in known.free_symbols)
         holds, fails = evaluated(known, names), list[dict[str, int]]()
         if holds is not None:
+            holds = _without_faults(holds)
             at = (dict(zip(letters, sizes, strict=True)) for sizes in islice(product(TRIED, repeat=len(letters)), 2000))
             fails = [sizes for sizes in at if not holds(sizes)]
         condition = condition_from_sympy(known, names)
@@ -153,6 +155,18 @@ def symbols_of(program: ExportedProgram, inputs: Mapping[str, torch.Tensor], ope
         elif not fails:
             found.small.append(Small(said, tuple(letters), holds))
     return found
+
+
+def _without_faults(holds: Callable[[Mapping[str, int]], Any]) -> Callable[[Mapping[str, int]], bool]:
+    """What divides by zero doesn't hold."""
+
+    def of(sizes: Mapping[str, int]) -> bool:
+        try:
+            return bool(holds(sizes))
+        except ZeroDivisionError:
+            return False
+
+    return of
 
 
 def guards_of(size: Any) -> dict[str, Any]:

@@ -269,4 +269,8 @@ def condition_from_sympy(guard: Any, names: Mapping[Any, str]) -> Condition | No
     if sign is None:
         return None
     left, right = (_read(side, names) for side in guard.args)
-    return None if left is None or right is None else Condition(left, sign, right)
+    if left is None or right is None:
+        return None
+    if sign == "<" and isinstance(right, int):
+        return Condition(left, "<=", right - 1)
+    return Condition(left, sign, right)
