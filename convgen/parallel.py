@@ -31,6 +31,7 @@ from convgen.packages import IDLE, files_of, load_package, with_constants
 from convgen.plan.idle import warn_of_idle_axes
 from convgen.spec.exported import Exported, exported
 from convgen.spec.exported_examples import Inputs
+from convgen.spec.exported_open import Opened
 from convgen.spec.graph_edit import check_autocast, check_reduce_dtype
 from convgen.spec.graph_parts import check_statistics
 from convgen.spec.placement import build_size
@@ -64,6 +65,7 @@ def from_torch(
     target: str = "cpu",
     dtype: torch.dtype | str | None = None,
     name: str | None = None,
+    open: Opened | None = None,
 ) -> Any:
     """The generated package of a module, imported: Network, init_mesh, scatter, gather, SPEC, SCHEDULE, VOLUME.
 
@@ -92,8 +94,12 @@ def from_torch(
         dtype: of floats, in the place of every type that the module's parameters, buffers, inputs and casts have; by
             default each keeps its own. "tfloat32" is float32, multiplied as TF32 on a GPU.
         name: of the network; by default the module's class's.
+        open: of inputs, extents that are known at run time only: by letter, T, D, H or W, the dimension's number, as
+            {"z": {"H": 2, "W": 3}}; calls say them, `model(z, sizes={"H": 33, "W": 20})`, and sizes for which the
+            module computes something else are refused.
     Raises:
-        InputError: the module can't be traced, or not be right on many ranks; an axis that is no letter.
+        InputError: the module can't be traced, or not be right on many ranks; an axis that is no letter; an extent that
+            can't be open.
     Example:
         >>> import torch
         >>> net = from_torch(torch.nn.Conv2d(3, 8, 3, padding=1), (torch.zeros(4, 3, 8, 8),), grid="N=2,H=2")
@@ -106,7 +112,7 @@ def from_torch(
     check_autocast(_name(autocast))
     types = _name(reduce_dtype), _name(autocast)
     how = How(_axes(grid), algorithm, machine, statistics, *types, tuple(sorted(recompute)), target, _name(dtype))
-    _, folder, files = _alone(question_of(module, example_inputs, name), how)
+    _, folder, files = _alone(question_of(module, example_inputs, name, open), how)
     warn_of_idle_axes(files[IDLE].decode())
     return load_package(folder, files=files)
 
@@ -131,6 +137,7 @@ def parallelize(
     name: str | None = None,
     process_group: ProcessGroup | None = None,
     shares: Mapping[str, Sequence[int]] | None = None,
+    open: Opened | None = None,
 ) -> torch.nn.Module:
     """A module on many ranks, with the module's weights and in its mode. Every rank calls this.
 
@@ -149,10 +156,12 @@ def parallelize(
         dtype: as of `from_torch`; the module's values are converted when they are taken, the module stays as it is.
         process_group: whose ranks a grid's mesh is made of; by default the default one.
         shares: by axis of a mesh a share for each rank, in which proportion the axis splits, as a grid has it.
+        open: as of `from_torch`; of a module in evaluation the network is of evaluation alone. Whole tensors say their
+            sizes themselves.
     Returns:
         An nn.Module: of every parameter this rank's block, under the module's own names; `load_full`,
         `full_state_dict`, `full_gradients` as of a generated Network; the package is its `package`. A call that differs
-        from the example inputs in anything but tensors' values and the number of samples is refused.
+        from the example inputs in anything but tensors' values, the number of samples and open extents is refused.
     Raises:
         InputError: as of `from_torch`; or the ranks' modules have different weights.
         RuntimeError: there is no process group.
@@ -169,7 +178,7 @@ def parallelize(
     types = _name(reduce_dtype), _name(autocast)
     how = How(axes, algorithm, machine, statistics, *types, tuple(sorted(recompute)), to, _name(dtype))
     ranks = ranks_of(mesh_or_grid, axes, process_group)
-    prepared = together(question_of(module, example_inputs, name), how, ranks)
+    prepared = together(question_of(module, example_inputs, name, open), how, ranks)
     warn_of_idle_axes(prepared[2][IDLE].decode())
     group = {} if process_group is None else {"process_group": process_group}
     mesh: Any = load_package(prepared[1], files=prepared[2]).init_mesh(**group) if given else mesh_or_grid
@@ -209,18 +218,21 @@ def on_mesh(
     return model.train(module.training)
 
 
-def _exported(module: torch.nn.Module, inputs: Inputs, name: str | None) -> Exported:
-    """The graph of training, which is that of evaluation too where that works; else of the module's mode."""
-    source = f"{type(module).__module__}.{type(module).__qualname__}"
-    if module.training:
-        return exported(module, inputs, name=name, source=source)
+def _exported(question: Question) -> Exported:
+    """The graph of training, which is that of evaluation too where that works; else, and where extents are open, of
+    the module's mode."""
+    module, inputs = question.module, question.inputs
+    how: dict[str, Any] = {"name": question.name, "opened": question.opened}
+    how["source"] = f"{type(module).__module__}.{type(module).__qualname__}"
+    if module.training or question.opened:
+        return exported(module, inputs, **how)
     try:
-        found = exported(module, inputs, name=name, source=source, training=True)
+        found = exported(module, inputs, training=True, **how)
     except InputError:
         found = None
     if found is not None and "eval" in found.graph.modes:
         return found
-    return exported(module, inputs, name=name, source=source, training=False)
+    return exported(module, inputs, training=False, **how)
 
 
 def _name(dtype: torch.dtype | str | None) -> str:
@@ -316,7 +328,7 @@ def _alone(question: Question, how: How) -> Prepared:
     """From the cache or new."""
     answer = question.known()
     if answer is None:
-        answer = answer_of(_exported(question.module, question.inputs, question.name))
+        answer = answer_of(_exported(question))
         question.keep(answer)
     answer = how.typed(answer)
     folder = how.folder(answer, answer.tensors)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import click
 
@@ -29,14 +30,15 @@ if TYPE_CHECKING:
 
     from convgen.spec.graph import Graph
 
-_INPUT = re.compile(r"(?:([^\W\d]\w*)=)?([0-9]+(?:,[0-9]+)*)(?::(\w+))?")
+_INPUT = re.compile(r"(?:(?![TDHW]=)([^\W\d]\w*)=)?((?:[TDHW]=)?[0-9]+(?:,(?:[TDHW]=)?[0-9]+)*)(?::(\w+))?")
 
 
 @click.command("import")
 @click.argument("factory", metavar="MODULE:FACTORY|FILE.py:FACTORY|NETWORK", shell_complete=files)
 @click.option(
     "--input", "inputs", multiple=True, metavar="[NAME=]SHAPE[:DTYPE]",
-    help="Of an argument of forward, e.g. 8,3,64,64 or t=8:int64. The first extent counts samples.",
+    help="Of an argument of forward, e.g. 8,3,64,64 or t=8:int64. The first extent counts samples; a letter, T, D, H "
+    "or W, says that an extent is known at run time only: z=1,4,H=12,W=10.",
 )  # fmt: skip
 @click.option("--args", "arguments", metavar="JSON", help="The factory's: an object by name, or a list by place.")
 @click.option("--eval", "evaluation", is_flag=True, help="In evaluation; by default training, and both where it can.")
@@ -84,6 +86,7 @@ def import_command(
                 source=f"{name} {arguments}" if arguments else name,
                 training=not evaluation,
                 remark=remark,
+                opened=_opened(shapes, module),
             )
     check_names(graph)
     if strict:
@@ -124,28 +127,46 @@ def _refuse_whole(graph: Graph) -> None:
         raise InputError(fact, notes=notes, hint="without --strict every rank gathers the operands, and computes alike")
 
 
-def _input(text: str) -> tuple[str, list[int], str]:
+class _Given(NamedTuple):
+    name: str
+    shape: list[int]
+    dtype: str
+    opened: dict[str, int]  # by letter the number of the dimension
+
+
+def _input(text: str) -> _Given:
     found = _INPUT.fullmatch(text.replace(" ", ""))
     if found is None:
-        raise InputError(f"--input {shown(text)} is no shape", hint="--input 8,3,64,64, or --input t=8:int64")
-    shape, dtype = [int(n[:20]) for n in found[2].split(",")], found[3] or "float32"
+        raise InputError(f"--input {shown(text)} is no shape", hint="--input 8,3,64,64, t=8:int64, or z=1,4,H=12,W=10")
+    entries = [one.rpartition("=") for one in found[2].split(",")]
+    shape, dtype = [int(n[:20]) for _, _, n in entries], found[3] or "float32"
+    opened = {letter: d for d, (letter, _, _) in enumerate(entries) if letter}
     if dtype not in DTYPES:
         hint = did_you_mean(dtype, DTYPES, f"one of {', '.join(DTYPES)}")
         raise InputError(f"--input {text}: dtype can't be {shown(dtype)}", hint=hint)
     if 0 in shape:
         raise InputError(f"--input {text} is empty", hint="extents of 1 or more")
-    return found[1] or "", shape, dtype
+    if len(opened) < sum(bool(letter) for letter, _, _ in entries):
+        raise InputError(f"--input {text} has a letter twice", hint="a letter for each open extent")
+    return _Given(found[1] or "", shape, dtype, opened)
 
 
-def _examples(inputs: list[tuple[str, list[int], str]]) -> list[torch.Tensor] | dict[str, torch.Tensor]:
+def _opened(inputs: list[_Given], module: torch.nn.Module) -> dict[str, dict[str, int]]:
+    """Open extents by the arguments' names."""
+    names = list(inspect.signature(module.forward).parameters)
+    each = zip(inputs, names, strict=False)
+    return {one.name or name: one.opened for one, name in each if one.opened}
+
+
+def _examples(inputs: list[_Given]) -> list[torch.Tensor] | dict[str, torch.Tensor]:
     import torch
 
     try:
-        made = [torch.zeros(shape, dtype=getattr(torch, dtype)) for _, shape, dtype in inputs]
+        made = [torch.zeros(shape, dtype=getattr(torch, dtype)) for _, shape, dtype, _ in inputs]
     except (RuntimeError, TypeError) as error:  # more than there is memory, or numbers have digits
         fact = f"--input: no such tensor can be made: {one_line(str(error))}"
         raise InputError(fact, hint="the shape of a batch, as forward takes it") from None
-    names = [name for name, _, _ in inputs if name]
+    names = [one.name for one in inputs if one.name]
     if not names:
         return made
     if len(names) < len(made) or len(set(names)) < len(names):

@@ -42,6 +42,8 @@ def graph_json(graph: Graph) -> dict[str, Any]:
         "source": graph.source,
         "modes": list(graph.modes),
         "batch": graph.batch,
+        "open": dict(graph.open),
+        "conditions": [str(one) for one in graph.conditions],
         "inputs": {v.name: {"shape": [_plain(n) for n in v.shape], "dtype": v.dtype} for v in graph.inputs},
         "outputs": [key for key, _ in graph.outputs],
         "operators": dict(_operators(graph)),
@@ -63,7 +65,9 @@ def _operators(graph: Graph) -> list[tuple[str, int]]:
 
 
 def _samples(graph: Graph) -> str:
-    return f"any number of samples N (from {graph.batch})" if graph.is_dynamic else number_of(graph.batch, "sample")
+    said = f"any number of samples N (from {graph.batch})" if graph.is_dynamic else number_of(graph.batch, "sample")
+    said += "".join(f", any {letter} (from {size})" for letter, size in graph.open)
+    return said + "".join(f", {one}" for one in graph.conditions)
 
 
 def _held(values: tuple[Value, ...], word: str) -> str:

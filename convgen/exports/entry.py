@@ -15,8 +15,8 @@ import json
 import sys
 import tempfile
 from collections import OrderedDict, namedtuple
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -26,6 +26,7 @@ from convgen.package_cache import cached, kept, own_hash, put
 from convgen.spec.containers import PLAIN, Node, Slot
 from convgen.spec.exported import Exported
 from convgen.spec.exported_examples import Arguments, Inputs, examples_of
+from convgen.spec.exported_open import Opened
 from convgen.spec.exported_state import state_of
 from convgen.spec.graph import TFLOAT32, Graph
 from convgen.spec.graph_edit import with_dtype
@@ -103,6 +104,7 @@ class Question:
     Args:
         key: its fingerprint; "" where it has none, or none is wanted: it is exported each time.
         why: what can't be judged, if it has none.
+        opened: extents of inputs that are known at run time only (`exported`).
     """
 
     module: torch.nn.Module
@@ -110,6 +112,7 @@ class Question:
     name: str | None
     key: str
     why: str = ""
+    opened: Opened = field(default_factory=dict[str, Mapping[str, int]])
 
     @property
     def called(self) -> str:
@@ -162,12 +165,14 @@ class Question:
         put(self.folder, files)
 
 
-def question_of(module: torch.nn.Module, inputs: Inputs, name: str | None) -> Question:
+def question_of(module: torch.nn.Module, inputs: Inputs, name: str | None, opened: Opened | None = None) -> Question:
     from convgen.exports.fingerprint import fingerprint
 
     if not keep_exports():
-        return Question(module, inputs, name, "", "CONVGEN_EXPORTS=0")
-    return Question(module, inputs, name, *fingerprint((own_hash(), name), module, inputs))
+        return Question(module, inputs, name, "", "CONVGEN_EXPORTS=0", opened or {})
+    said = [(a, sorted(dims.items())) for a, dims in sorted((opened or {}).items())]
+    key, why = fingerprint((own_hash(), name, *([repr(said)] if said else [])), module, inputs)
+    return Question(module, inputs, name, key, why, opened or {})
 
 
 def _same(value: Tensor, other: Tensor | None) -> bool:

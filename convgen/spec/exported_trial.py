@@ -10,7 +10,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from convgen.spec.exported_open import Small, Symbols
 from convgen.spec.extents import Condition
@@ -86,7 +86,7 @@ class _Runs:
         examples = self.examples.with_values(given)
         args, keywords = examples.arguments
         try:
-            with torch.no_grad(), torch.random.fork_rng():
+            with torch.no_grad(), cast("Any", torch).random.fork_rng():
                 wanted, again = (self._module(args, keywords, seed) for seed in (0, 1))
                 made = self._run(given)
         except Exception:  # whatever either raises there
@@ -98,7 +98,7 @@ class _Runs:
     def _module(self, args: Sequence[Any], keywords: Mapping[str, Any], seed: int) -> list[torch.Tensor]:
         import torch
 
-        torch.manual_seed(seed)
+        cast("Any", torch).manual_seed(seed)
         pytree: Any = import_module("torch.utils._pytree")
         leaves: list[Any] = pytree.tree_leaves(copy.deepcopy(self.module)(*args, **keywords))
         return [t for t in leaves if isinstance(t, torch.Tensor)]
