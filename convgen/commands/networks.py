@@ -73,7 +73,7 @@ def compile_graphs(
     """
     name = files[0]
     _refuse(name, others)
-    made_for = read_target(target or "cpu").known()
+    made_for = read_target(target or "cpu").for_networks()
     check_meanwhile(schedule, machine, passes)
     plans = [file for file in files if is_plan_file(file)]
     options = {"--grid": grid, "--algorithm": algorithm, "--statistics": statistics, "--recompute": recompute}

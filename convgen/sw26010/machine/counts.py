@@ -13,7 +13,9 @@ class Counts:
     `putr`/`putc` are broadcasts on the row and column buses, each received by 7 CPEs as `getr`/`getc`; `vmad`
     is a multiply-add of 4 lanes (8 flops); `convert` a conversion of 4 lanes between float and double; `shuffle`
     an instruction of a 4x4 transposition. `get`, `put`: bytes by block size in bytes (a block is what lies
-    together in memory). `cycles`: of one CPE, by instruction, waiting not counted.
+    together in memory). `cycles`: of one CPE, by instruction, waiting not counted. `loops`, `loop_bytes`: of the
+    management core over tensors in memory. `handshakes`: with core groups of the node; `sends`, `sent_bytes`: messages
+    to other nodes.
     """
 
     putr: int = 0
@@ -30,6 +32,11 @@ class Counts:
     get: dict[int, int] = field(default_factory=dict[int, int])
     put: dict[int, int] = field(default_factory=dict[int, int])
     cycles: int = 0
+    loops: int = 0
+    loop_bytes: int = 0
+    handshakes: int = 0
+    sends: int = 0
+    sent_bytes: int = 0
 
     @property
     def messages(self) -> int:
