@@ -23,7 +23,7 @@ ROOMS = (
     "commands", "cli", "__main__",
 )  # fmt: skip
 MESH_ROOMS = (
-    "__init__", "machine", "gemm", "conv", "pooling", "pointwise", "allreduce", "storage", "table2", "target",
+    "__init__", "machine", "gemm", "conv", "operations", "pooling", "allreduce", "storage", "table2", "target",
     "network", "training",
 )  # fmt: skip
 LONGEST = 600  # lines of a file

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ from convgen.sw26010.network.nodes import nodes_of
 from .mesh import Place
 from .nodes import NodesTransport
 from .rows import Stand
+
+ON_MESH = "on mesh"  # begins what a program of the mesh keeps for backward
 
 
 def core_group(place: Place) -> CoreGroup:
@@ -97,10 +99,14 @@ class OnMesh:
         self, way: int, at: At, wanted: Sequence[bool], *operands: Tensor
     ) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
         own, row = self._own, self._row(way, at, operands)
-        if row is not None:
-            made, kept = self._group.compute(self._label, row, *arrays(operands))
+        given = operands
+        if row is not None and hasattr(own, "mask"):
+            given = operands[0], cast(Any, own).mask(at, operands[1], operands[0])
+        read = arrays(given) if row is not None else []
+        if row is not None and row.takes(*read):
+            made, kept = self._group.compute(self._label, row, *read)
             results = tuple([torch.from_numpy(t) for t in made])
-            return results, tuple([None if t is None else torch.from_numpy(t) for t in kept])
+            return results, (ON_MESH, *(None if t is None else torch.from_numpy(t) for t in kept))
         if any(wanted) and own.has_vjp(way, at, *operands):
             results, kept = own.kept(way, at, wanted, *operands)
         else:
@@ -112,8 +118,8 @@ class OnMesh:
         self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         own, row = self._own, self._row(way, at, dys)
-        if row is not None:
-            read = [None if t is None else t.detach().contiguous().numpy() for t in kept]
+        if row is not None and kept and isinstance(kept[0], str):
+            read = [None if t is None else t.detach().contiguous().numpy() for t in kept[1:]]
             found = self._group.gradients(self._label, row, wanted, read, *arrays(dys))
             return tuple([None if g is None else torch.from_numpy(g) for g in found])
         if own.has_vjp(way, at, *[t for t in kept if isinstance(t, Tensor)]):

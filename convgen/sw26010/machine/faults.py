@@ -27,6 +27,10 @@ class PrecisionFault(MeshFault):
     """Floats in LDM used as doubles, or the other way round."""
 
 
+class AccountFault(MeshFault):
+    """A run counts other events than its closed form: something was left out, or done twice."""
+
+
 @dataclass(frozen=True, slots=True)
 class Waiting:
     """A CPE that cannot go on: the operation it stands at, and the CPEs that could release it."""

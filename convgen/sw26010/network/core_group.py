@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from convgen.sw26010.gemm.plan import Dtype
 from convgen.sw26010.network.account import Account
-from convgen.sw26010.network.rows import FREE, MeshRow, Run, mesh_row
-from convgen.sw26010.network.tasks import LoopTask, StreamTask, Task
-from convgen.sw26010.pointwise.stream import Stream
+from convgen.sw26010.network.mesh_row import MeshRow, Run
+from convgen.sw26010.network.rows import FREE, mesh_row
+from convgen.sw26010.network.tasks import LoopTask, OperationTask, Task
+from convgen.sw26010.operations.stream import Stream
 from convgen.sw26010.target.local import one_at_a_time
 
 Array = NDArray[Any]
@@ -61,7 +62,7 @@ class CoreGroup:
     def add(self, label: str, a: Array, b: Array) -> Array:
         """The sum of two gradients of one value, of one type."""
         dtype: Dtype = "float32" if a.dtype == np.float32 else "float64"
-        return self.run(label, "backward", StreamTask(Stream("add", a.size, dtype)), a, b)
+        return self.run(label, "backward", OperationTask(Stream("add", a.size, dtype)), a, b)
 
     def run(self, label: str, part: str, task: Task, *operands: Array) -> Any:
         """A task's results, the only one or all of them."""

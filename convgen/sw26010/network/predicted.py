@@ -22,8 +22,8 @@ from convgen.sw26010.network.account import Parts
 from convgen.sw26010.network.nodes import nodes_of
 from convgen.sw26010.network.rows import FREE, mesh_row
 from convgen.sw26010.network.sums import LABEL, PART, sum_tasks
-from convgen.sw26010.network.tasks import LoopTask, StreamTask, Task
-from convgen.sw26010.pointwise.stream import Stream
+from convgen.sw26010.network.tasks import LoopTask, OperationTask, Task
+from convgen.sw26010.operations.stream import Stream
 
 
 def predicted_parts(program: Program, rank: int, modes: Sequence[str], *, of_inputs: bool = False) -> Parts:
@@ -64,7 +64,7 @@ class _Predicted:
                 return [("backward", self._backward(self.rows[step.key], step))]
             case "add":
                 elements = self._stored(step.key.removesuffix(".grad"))
-                return [("backward", [StreamTask(Stream("add", elements, self.dtype))] if elements else [])]
+                return [("backward", [OperationTask(Stream("add", elements, self.dtype))] if elements else [])]
             case "interior" | "boundary" | "chunk" | "vjp_interior" | "vjp_boundary" | "vjp_chunk":
                 raise InternalError(f"{step.key} is computed in pieces, which no closed form counts")
             case "store" | "back" | "fetch" | "given" | "start_bucket":
@@ -107,7 +107,8 @@ class _Predicted:
         operation, wanted = row.bound.operation, [made != NOTHING for made in step.makes]
         known = mesh_row(operation, row.way, at, self.dtype)
         if known is not None:
-            return [task for tasks, asked in zip(known.backward, wanted, strict=False) if asked for task in tasks]
+            own = [task for tasks, asked in zip(known.backward, wanted, strict=False) if asked for task in tasks]
+            return [*known.shared, *own]
         name, size = type(operation).__name__, np.dtype(self.dtype).itemsize
         given = zip(row.signature.results, step.reads[1:], strict=True)
         dys = sum(prod(made_here(at, r)) * size for r, slot in given if slot != NOTHING)

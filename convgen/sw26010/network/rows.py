@@ -11,39 +11,17 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, cast
 
-from numpy.typing import NDArray
-
 from convgen.errors import InputError
 from convgen.program.nodes import Phase
 from convgen.sw26010.conv.problem import Axis
 from convgen.sw26010.gemm.plan import Dtype
-from convgen.sw26010.network.tasks import ConvolutionTask, PoolingTask, ProductTask, StreamTask, Task
-from convgen.sw26010.pointwise.stream import Stream
-from convgen.sw26010.pooling.windows import Windows
+from convgen.sw26010.network.layers import LAYERS
+from convgen.sw26010.network.mesh_row import Array, MeshRow, Run
+from convgen.sw26010.network.tasks import ConvolutionTask, ProductTask
 from convgen.sw26010.target.plan import LocalProblem
 from convgen.sw26010.target.volume import plan_rank
 
-Array = NDArray[Any]
-Run = Callable[..., Any]  # runs a task on operands, and counts: the only result, or all of them
-
 FREE = ("View",)  # other names of the same elements
-
-
-@dataclass(frozen=True)
-class MeshRow:
-    """A rank's part of a row, on the mesh.
-
-    Attributes:
-        forward: its tasks, in order.
-        backward: by operand, those of its gradient; none where it is the result's.
-        compute: results, and what backward reads, by a function that runs a task.
-        gradients: of the operands that are wanted, of what was kept and of results' gradients.
-    """
-
-    forward: tuple[Task, ...]
-    backward: tuple[tuple[Task, ...], ...]
-    compute: Callable[..., tuple[tuple[Array, ...], tuple[Array | None, ...]]]
-    gradients: Callable[..., tuple[Array | None, ...]]
 
 
 def mesh_row(operation: Any, way: int, at: Any, dtype: str) -> MeshRow | None:
@@ -179,101 +157,8 @@ def _contraction(operation: Any, way: int, at: Any, dtype: Dtype) -> MeshRow | N
     return MeshRow((forward.task,), ((dx.task,), (dw.task,)), compute, gradients)
 
 
-# ---- Element by element ----
-
-
-def _elements(at: Any, operation: Any) -> int:
-    return prod(at.extent(f"d{d}") for d in range(len(operation.shape)))
-
-
-def _pointwise(operation: Any, way: int, at: Any, dtype: Dtype) -> MeshRow | None:
-    """ReLU, and sums of two of one shape."""
-    name = getattr(operation, "op", None) or operation.function
-    count = _elements(at, operation)
-    if not count:
-        return None
-    if name == "relu" and operation.shapes == (operation.shape,):
-        there, back = (StreamTask(Stream(kind, count, dtype)) for kind in ("relu", "relu_backward"))
-
-        def rectify(run: Run, x: Array) -> tuple[tuple[Array, ...], tuple[Array | None, ...]]:
-            y = run(there, x)
-            return (y,), (y,)
-
-        def rectify_back(run: Run, wanted: Sequence[bool], kept: Sequence[Array], dy: Array) -> tuple[Array, ...]:
-            return (run(back, kept[0], dy),)
-
-        return MeshRow((there,), ((back,),), rectify, rectify_back)
-    plain = name == "add" or (name == "add.Tensor" and operation.args[2:] in ((), (1,)))
-    if plain and operation.shapes == (operation.shape,) * 2 and not getattr(operation, "settings", ()):
-        added = StreamTask(Stream("add", count, dtype))
-
-        def add(run: Run, a: Array, b: Array) -> tuple[tuple[Array, ...], tuple[Array | None, ...]]:
-            return (run(added, a, b),), ()
-
-        def pass_on(run: Run, wanted: Sequence[bool], kept: Sequence[Array], dy: Array) -> tuple[Array, ...]:
-            return dy, dy
-
-        return MeshRow((added,), ((), ()), add, pass_on)
-    return None
-
-
-# ---- Pooling ----
-
-
-def _pooling(operation: Any, way: int, at: Any, dtype: Dtype) -> MeshRow | None:
-    """Square windows without dilation, of rows that have as much padding above as columns beside ([SW] 4.4)."""
-    average, taps = type(operation).__name__ == "AveragePool", {*operation.taps}
-    if len(operation.shape) != 4 or len(taps) != 1 or way:
-        return None
-    (tap,) = taps
-    paddings = {inside[0] - window[0] for inside, window in zip(at.inside[0][2:], at.windows[0][2:], strict=True)}
-    out = tuple(at.extent(f"d{d}") for d in range(4))
-    if len(paddings) != 1 or tap.dilation != 1:
-        return None
-    if average:
-        counts = {n for d in (2, 3) for n in operation.counts(d)[slice(*at.blocks[f"d{d}"])]}
-        if operation.divisor is not None or counts != {tap.kernel}:
-            return None
-    n, c, h, w = (hi - lo for lo, hi in at.inside[0])
-    try:
-        windows = Windows(n, c, h, w, tap.kernel, tap.stride, paddings.pop(), "average" if average else "max", dtype)
-    except InputError:
-        return None
-    return _pooled(windows) if windows.out_shape == out else None  # others begin in the padding behind x
-
-
-def _pooled(windows: Windows) -> MeshRow:
-    there, back = PoolingTask(windows, backward=False), PoolingTask(windows, backward=True)
-    finds = windows.kind == "max"
-
-    def compute(run: Run, x: Array) -> tuple[tuple[Array, ...], tuple[Array | None, ...]]:
-        return (run(there, x),), (x,) if finds else ()
-
-    def gradients(run: Run, wanted: Sequence[bool], kept: Sequence[Array], dy: Array) -> tuple[Array, ...]:
-        return (run(back, dy, *kept),)
-
-    return MeshRow((there,), ((back,),), compute, gradients)
-
-
-def _whole_pooling(operation: Any, way: int, at: Any, dtype: Dtype) -> MeshRow | None:
-    """The mean of a whole square plane; one of every element is that element."""
-    whole = at.inside[0][2:] == tuple((0, n) for n in operation.shape[2:])
-    if len(operation.shape) != 4 or {*operation.out} != {1} or operation.shape[2] != operation.shape[3] or not whole:
-        return None
-    n, c = (hi - lo for lo, hi in at.inside[0][:2])
-    h, w = operation.shape[2:]
-    try:
-        return _pooled(Windows(n, c, h, w, h, h, 0, "average", dtype))
-    except InputError:
-        return None
-
-
 ROWS: Mapping[str, Callable[[Any, int, Any, Dtype], MeshRow | None]] = {
     "Convolution": _convolution,
     "Contraction": _contraction,
-    "Elementwise": _pointwise,
-    "Pointwise": _pointwise,
-    "MaxPool": _pooling,
-    "AveragePool": _pooling,
-    "AdaptiveAveragePool": _whole_pooling,
+    **LAYERS,
 }

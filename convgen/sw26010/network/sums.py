@@ -27,7 +27,8 @@ from convgen.sw26010.machine.faults import HandshakeFault
 from convgen.sw26010.machine.rates import taken_rates
 from convgen.sw26010.network.core_group import CoreGroup
 from convgen.sw26010.network.tasks import Task
-from convgen.sw26010.pointwise.stream import Stream, run_stream, stream_counts, stream_seconds
+from convgen.sw26010.operations.stream import Stream
+from convgen.sw26010.operations.task import operation_seconds, run_operation
 from convgen.sw26010.target.sums import Sum, run_sum, sum_counts, sum_seconds
 
 Array = NDArray[Any]
@@ -96,17 +97,17 @@ class NodeAddTask:
 
     @property
     def counts(self) -> Counts:
-        return total(stream_counts(one) for one in self._shares)
+        return total(one.cost() for one in self._shares)
 
     @property
     def seconds(self) -> float:
-        return max(stream_seconds(one, taken_rates()) for one in self._shares)
+        return max(operation_seconds(one, taken_rates()) for one in self._shares)
 
     def run(self, *operands: Array) -> tuple[tuple[Array, ...], Counts]:
         counts, made, at = Counts(), [], 0
         parts: list[Array] = made
         for one in self._shares:
-            found, events = run_stream(one, *(t[at : at + one.elements] for t in operands))
+            found, events = run_operation(one, *(t[at : at + one.elements] for t in operands))
             parts.append(found["y"])
             counts.add(events)
             at += one.elements

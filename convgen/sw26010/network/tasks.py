@@ -18,14 +18,7 @@ from convgen.sw26010.gemm.plan import Dtype, GemmPlan
 from convgen.sw26010.gemm.run import run_gemm
 from convgen.sw26010.machine.counts import Counts
 from convgen.sw26010.machine.rates import taken_rates
-from convgen.sw26010.pointwise.stream import Stream, run_stream, stream_counts, stream_seconds
-from convgen.sw26010.pooling.windows import (
-    Windows,
-    run_windows,
-    run_windows_backward,
-    windows_counts,
-    windows_seconds,
-)
+from convgen.sw26010.operations.task import Operation, operation_seconds, run_operation
 from convgen.sw26010.target.local import Processor
 from convgen.sw26010.target.plan import LocalProblem
 from convgen.sw26010.target.volume import plan_rank, predicted_rank
@@ -131,48 +124,23 @@ class ProductTask:
 
 
 @dataclass(frozen=True)
-class StreamTask:
-    """A layer element by element (pointwise/stream.py)."""
+class OperationTask:
+    """An operation of convgen/sw26010/operations."""
 
-    stream: Stream
-    kind = "element by element"
-
-    @property
-    def counts(self) -> Counts:
-        return stream_counts(self.stream)
-
-    @property
-    def seconds(self) -> float:
-        return stream_seconds(self.stream, taken_rates())
-
-    def run(self, *operands: Array) -> tuple[tuple[Array, ...], Counts]:
-        made, counts = run_stream(self.stream, *operands)
-        return tuple(t.reshape(operands[0].shape) for t in made.values()), counts
-
-
-@dataclass(frozen=True)
-class PoolingTask:
-    """Pooling over windows: of x forward; backward of dy, and of x where the largest is found again ([SW] 4.4)."""
-
-    windows: Windows
-    backward: bool
-    kind = "pooling"
+    operation: Operation
+    kind: str = "element by element"
 
     @property
     def counts(self) -> Counts:
-        return windows_counts(self.windows, backward=self.backward)
+        return self.operation.cost()
 
     @property
     def seconds(self) -> float:
-        return windows_seconds(self.windows, taken_rates(), backward=self.backward)
+        return operation_seconds(self.operation, taken_rates())
 
     def run(self, *operands: Array) -> tuple[tuple[Array, ...], Counts]:
-        if self.backward:
-            dy, x = operands[0], operands[1] if len(operands) > 1 else None
-            made, counts = run_windows_backward(self.windows, dy, x)
-        else:
-            made, counts = run_windows(self.windows, operands[0])
-        return (made,), counts
+        made, counts = run_operation(self.operation, *operands)
+        return tuple(made[place.name] for place in self.operation.writes), counts
 
 
 @dataclass(frozen=True)
