@@ -194,11 +194,10 @@ def _whole_pooling(operation: Any, way: int, at: Any, dtype: Dtype) -> MeshRow |
 
 def _one_a_channel(of: Any, shape: Sequence[int]) -> bool:
     """Whether a rank has one of each channel's numbers: of all of it, or of the one part that it is."""
-    keep: set[int] = {*of.keep}
+    keep: tuple[int, ...] = of.keep
     parted: set[int] = {*of.blocks}
-    if of.size != 1 or 1 not in keep or keep - {1} != parted:
-        return False
-    return bool(prod(shape) == 3 * shape[1 + of.keep.index(1)])
+    alone = of.size == 1 and 1 in keep and {*keep} - {1} == parted
+    return alone and prod(shape) == 3 * shape[1 + keep.index(1)]
 
 
 def _moments(operation: Any, way: int, at: Any, dtype: Dtype) -> MeshRow | None:
