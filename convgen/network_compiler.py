@@ -56,6 +56,7 @@ from convgen.program.rows import PlacedRow, place, place_gradient, stored_by_nam
 from convgen.program.verify.network import verify_network
 from convgen.program.wide import joined_rows, numbers
 from convgen.spec.aten.describe import Described, asks_on
+from convgen.spec.aten.responses import with_responses
 from convgen.spec.aten.samples import for_any_number
 from convgen.spec.graph import FLOATS, TFLOAT32, Graph, Module
 from convgen.spec.graph_edit import check_autocast, check_reduce_dtype
@@ -411,7 +412,15 @@ def _described(graph: Graph, target: Target) -> tuple[Graph, Described, Describe
     if both:
         fact = f"{graph.name}: {both[0]} is an input and an output; scatter and gather know them by their names"
         raise InputError(fact, hint="another key in the mapping that forward returns")
-    return for_any_number(graph, target.device)
+    return _rows(graph, target)
+
+
+def _rows(graph: Graph, target: Target) -> tuple[Graph, Described, Described]:
+    """The same of a graph whose names are right."""
+    graph, described, many = for_any_number(graph, target.device)
+    if target.is_mesh:
+        described, many = (with_responses(graph, one) for one in (described, many))
+    return graph, described, many
 
 
 def _refuse_autocast(graph: Graph, described: Described, autocast: str, target: Target) -> None:
@@ -440,7 +449,7 @@ def _compiled(
         checked: whether each stage is verified, whatever CONVGEN_VERIFY says.
     """
     _refuse_autocast(graph, described, program.autocast, target)
-    many = for_any_number(graph, target.device)[2]
+    many = _rows(graph, target)[2]
     program = replace(program, tf32=graph.tf32)
     if target.is_mesh:
         check_mesh(program)
