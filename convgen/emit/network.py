@@ -188,7 +188,7 @@ class _Writer:
         always |= {"Norm"} if self.norms else set()
         always |= {n for n in ("Distribution", "Side", "To") if f"{n}(" in text}
         always |= {"OfChildren"} if context["of_children"] else set()
-        always |= {"CoreGroups"} if g.on_mesh else set()
+        always |= {"CoreGroups", "SGD"} if g.on_mesh else set()
         always |= {"KERNELS", "LocalConvolution", "LocalKernels"} if g.kernels else set()
         always |= {"ByProducts"} if any(k.switched for k in g.kernels) else set()
         always |= {"RIMS"} if any(k.rim for k in g.kernels) else set()

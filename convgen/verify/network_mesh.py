@@ -11,6 +11,7 @@ from convgen.spec.text import aligned
 from convgen.sw26010.machine.counts import Counts
 from convgen.sw26010.network.account import Account, counts_json, seconds_of
 from convgen.sw26010.network.predicted import predicted_parts
+from convgen.verify.network_program import MOMENTUM, RATE
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +28,14 @@ class MeshAccounts:
 
 
 def mesh_accounts(compiled: CompiledNetwork, accounts: Sequence[Account]) -> MeshAccounts | None:
-    """Of what ranks counted in a step without gradients of inputs. None for other targets."""
+    """Of what ranks counted in the second step of training. None for other targets."""
     if not compiled.target.is_mesh:
         return None
-    wrong = ""
+    graph, wrong = compiled.graph, ""
+    once = "train" not in graph.modes  # a network that is not trained runs one step, with gradients of inputs
+    sgd = None if once else (RATE, MOMENTUM, 0.0)
     for rank, account in enumerate(accounts):
-        predicted = predicted_parts(compiled.program, rank, compiled.graph.modes)
+        predicted = predicted_parts(compiled.program, rank, graph.modes, of_inputs=once, sgd=sgd)
         found = next(iter((*account.differs(predicted), *account.wrong())), "")
         wrong = wrong or (found and f"rank {rank}: {found}")
     return MeshAccounts(tuple(accounts), wrong)

@@ -215,6 +215,8 @@ def run_rank(package: Any, given: Given, mesh: Any, sent: list[Any]) -> RankRun:
 
     learnt = [p for p in parameters.values() if p.requires_grad]
     optimizer: Any = torch.optim.SGD(learnt, RATE, MOMENTUM) if learnt else None
+    if optimizer is not None and account is not None:
+        optimizer = package.SGD(model, RATE, MOMENTUM)
     for k, whole in enumerate(given.inputs):
         inputs = {n: package.scatter(n, x, mesh) for n, x in whole.items()}
         for x in inputs.values():
@@ -231,8 +233,6 @@ def run_rank(package: Any, given: Given, mesh: Any, sent: list[Any]) -> RankRun:
             held["forward"] = [(s.collective, s.bytes, s.lane) for s in sent[start:middle]]
             part = "backward" if k else "backward of inputs, too"
             held[part] = [(s.collective, s.bytes, s.lane) for s in sent[middle:]]
-        if account is not None and k < 2:
-            did = deepcopy(account)
         if k == 0:
             for n, y in outputs.items():
                 put(OUTPUTS, n, y)
@@ -244,6 +244,8 @@ def run_rank(package: Any, given: Given, mesh: Any, sent: list[Any]) -> RankRun:
                 put(BUFFERS, n, local(model.get_buffer(n)))
         if given.trains and optimizer is not None:
             optimizer.step()
+        if account is not None and k < 2:
+            did = deepcopy(account)
     if given.trains:
         for n, p in parameters.items():
             if p.requires_grad:

@@ -17,6 +17,7 @@ from convgen.operations.row import At, Operation
 from convgen.sw26010.network.core_group import CoreGroup
 from convgen.sw26010.network.nodes import nodes_of
 
+from .clipping import local
 from .mesh import Place
 from .nodes import NodesTransport
 from .rows import Stand
@@ -63,6 +64,42 @@ class CoreGroups:
     def report(self, net: Any, mesh: DeviceMesh) -> Any:
         """What this rank's core group did: the account since it was last cleared."""
         return core_group(net.place(mesh)).account
+
+
+class SGD(torch.optim.Optimizer):
+    """torch.optim.SGD of a network's parameters, on its core groups: v = momentum v + g + weight_decay w, w = w - lr v.
+
+    Args:
+        model: the package's Network on its mesh.
+    """
+
+    def __init__(self, model: Any, lr: float, momentum: float = 0.0, weight_decay: float = 0.0) -> None:
+        named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+        super().__init__([p for _, p in named], {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        self._names = {p: n for n, p in named}
+        self._group = core_group(model._net.place(model._mesh))
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """A step; `closure` computes the loss again, with gradients."""
+        with torch.enable_grad():
+            loss = closure() if closure is not None else None
+        for group in self.param_groups:
+            settings = group["lr"], group["momentum"], group["weight_decay"]
+            for p in group["params"]:
+                if p.grad is not None and local(p).numel():
+                    self._renew(p, settings)
+        return loss
+
+    def _renew(self, p: Tensor, settings: tuple[float, float, float]) -> None:
+        w, g, of_p = local(p), local(p.grad), self.state[p]  # type: ignore[arg-type]
+        moves = settings[1] != 0
+        if moves and "momentum_buffer" not in of_p:
+            of_p["momentum_buffer"] = torch.zeros_like(w)
+        v = [of_p["momentum_buffer"]] if moves else []
+        made = self._group.update(self._names[p], settings, *[t.reshape(-1) for t in arrays((w, *v, g))])
+        for t, new in zip((w, *v), made, strict=True):
+            t.copy_(torch.from_numpy(new).view(t.shape))
 
 
 class OnMesh:

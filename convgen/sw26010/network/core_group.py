@@ -1,6 +1,6 @@
 """A core group of an emulated SW26010: it runs rows of a network, and keeps an account of what it did.
 
-A package for target sw26010 imports this file and nothing else of convgen.
+A package for target sw26010 imports this file and, beside it, nodes.py and sums.py; nothing else of convgen.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from convgen.sw26010.gemm.plan import Dtype
 from convgen.sw26010.network.account import Account
 from convgen.sw26010.network.mesh_row import MeshRow, Run
 from convgen.sw26010.network.rows import FREE, mesh_row
-from convgen.sw26010.network.tasks import LoopTask, OperationTask, Task
+from convgen.sw26010.network.tasks import LoopTask, OperationTask, Task, update_task
 from convgen.sw26010.operations.stream import Stream
 from convgen.sw26010.target.local import one_at_a_time
 
@@ -63,6 +63,17 @@ class CoreGroup:
         """The sum of two gradients of one value, of one type."""
         dtype: Dtype = "float32" if a.dtype == np.float32 else "float64"
         return self.run(label, "backward", OperationTask(Stream("add", a.size, dtype)), a, b)
+
+    def update(self, name: str, settings: tuple[float, float, float], *vectors: Array) -> tuple[Array, ...]:
+        """A parameter after a step of SGD, and its momentum, if there is any.
+
+        Args:
+            settings: learning rate, momentum, decay.
+            vectors: the parameter, its momentum and its gradient, flat.
+        """
+        dtype: Dtype = "float32" if vectors[0].dtype == np.float32 else "float64"
+        made: Any = self.run(name, "update", update_task(vectors[0].size, settings, dtype), *vectors)
+        return made if settings[1] else (made,)
 
     def run(self, label: str, part: str, task: Task, *operands: Array) -> Any:
         """A task's results, the only one or all of them."""

@@ -22,17 +22,22 @@ from convgen.sw26010.network.account import Parts
 from convgen.sw26010.network.nodes import nodes_of
 from convgen.sw26010.network.rows import FREE, mesh_row
 from convgen.sw26010.network.sums import LABEL, PART, sum_tasks
-from convgen.sw26010.network.tasks import LoopTask, OperationTask, Task
+from convgen.sw26010.network.tasks import LoopTask, OperationTask, Task, update_task
 from convgen.sw26010.operations.stream import Stream
 
+Settings = tuple[float, float, float]
 
-def predicted_parts(program: Program, rank: int, modes: Sequence[str], *, of_inputs: bool = False) -> Parts:
+
+def predicted_parts(
+    program: Program, rank: int, modes: Sequence[str], *, of_inputs: bool = False, sgd: Settings | None = None
+) -> Parts:
     """Tasks by row and part, as an account has them after a step of training.
 
     Args:
         of_inputs: whether inputs want gradients, too.
+        sgd: learning rate, momentum and decay of an update of all parameters; None without one.
     """
-    return _Predicted(program, rank).parts(modes, of_inputs=of_inputs)
+    return _Predicted(program, rank).parts(modes, of_inputs=of_inputs, sgd=sgd)
 
 
 class _Predicted:
@@ -45,7 +50,7 @@ class _Predicted:
             names = row.signature.inputs
             self.rows |= {f"{label(row)}.d{names[k].name}": one for k, one in row.derived}
 
-    def parts(self, modes: Sequence[str], *, of_inputs: bool) -> Parts:
+    def parts(self, modes: Sequence[str], *, of_inputs: bool, sgd: Settings | None) -> Parts:
         found: Parts = {}
         lowered = lower(self.program, of_inputs=of_inputs, modes=modes)
         for step in (*lowered.forward, *lowered.backward):
@@ -54,6 +59,9 @@ class _Predicted:
             for part, tasks in self._of_step(step):
                 if tasks:
                     found.setdefault((LABEL if part == PART else step.key, part), []).extend(tasks)
+        for name, value in self.program.values.items() if sgd else ():
+            if value.kind == "parameter" and value.dtype in FLOATS and sgd and (elements := self._stored(name)):
+                found[name, "update"] = [update_task(elements, sgd, self.dtype)]
         return found
 
     def _of_step(self, step: Step) -> list[tuple[str, list[Task]]]:

@@ -18,6 +18,7 @@ from convgen.sw26010.gemm.plan import Dtype, GemmPlan
 from convgen.sw26010.gemm.run import run_gemm
 from convgen.sw26010.machine.counts import Counts
 from convgen.sw26010.machine.rates import taken_rates
+from convgen.sw26010.operations.stream import Stream
 from convgen.sw26010.operations.task import Operation, operation_seconds, run_operation
 from convgen.sw26010.target.local import Processor
 from convgen.sw26010.target.plan import LocalProblem
@@ -164,3 +165,11 @@ class LoopTask:
 
     def run(self, *operands: Array) -> tuple[tuple[Array, ...], Counts]:
         return (), Counts(loops=1, loop_bytes=sum(t.nbytes for t in operands))
+
+
+def update_task(elements: int, settings: tuple[float, float, float], dtype: Dtype) -> OperationTask:
+    """A step of SGD: learning rate, momentum and decay."""
+    rate, momentum, decay = settings
+    stream = Stream("momentum", elements, dtype, (rate, momentum, decay))
+    plain = Stream("sgd", elements, dtype, (rate, decay))
+    return OperationTask(stream if momentum else plain, "update")
