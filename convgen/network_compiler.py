@@ -55,6 +55,7 @@ from convgen.program.rows import PlacedRow, open_dims, place, place_gradient, st
 from convgen.program.verify.network import verify_network
 from convgen.program.wide import joined_rows, numbers
 from convgen.spec.aten.describe import Described, asks_on
+from convgen.spec.aten.responses import with_responses
 from convgen.spec.aten.sizes import AnySizes, for_any_sizes
 from convgen.spec.graph import FLOATS, TFLOAT32, Graph, Module
 from convgen.spec.graph_edit import check_autocast, check_reduce_dtype
@@ -64,6 +65,7 @@ from convgen.spec.names import did_you_mean
 from convgen.spec.network_plan import PlanFile
 from convgen.spec.source import locate
 from convgen.spec.target import CPU, KINDS, Target, read_target
+from convgen.sw26010.network.refusals import check_mesh, check_whole
 
 LETTERS = {1: ("N",), 2: ("N", "C"), 3: ("N", "C", "W"), 4: ("N", "C", "H", "W"), 5: ("N", "C", "D", "H", "W")}
 # What travels meanwhile, in an order in which each finds what it needs; and what a GPU's kernels take in.
@@ -71,6 +73,7 @@ MEANWHILE: tuple[NetworkPass, ...] = (
     WidenHalos(), ChunkCollectives(), StartHalos(), ParametersFirst(), BucketGradients(),
 )  # fmt: skip
 FUSING: tuple[NetworkPass, ...] = (FuseEpilogues(), FuseMasks(), FuseForms())
+PACKED = (BucketGradients(mebibytes=0),)  # of an SW26010: one all-reduce behind backward ([SW] 5.1)
 OVERLAP = "overlap"  # the stage that chooses among the former by a timeline
 PROGRAMS = ("lower", OVERLAP, *(p.name for p in (*MEANWHILE, *FUSING)))  # stages after which there is a program
 OF_NUMBERS = {1: ("N",), 2: ("N", "W"), 3: ("N", "H", "W"), 4: ("N", "D", "H", "W")}  # of labels: no channels
@@ -168,6 +171,7 @@ class CompiledNetwork:
                 asks=asks_on(g, self.described, self.target.device),
                 tf32=self._tf32,
                 kernels=self.kernels,
+                on_mesh=self.target.is_mesh,
             )
         )
 
@@ -235,6 +239,7 @@ def compile_network(
         program = lay_out(network_parts(graph, described), grid, algorithm)
     graph, described, program = _with_statistics(graph, described, program, statistics, algorithm, target)
     program = with_again(replace(program, reduce_dtype=reduce_dtype, autocast=autocast), again)
+    passes = PACKED if target.is_mesh and passes is None else passes
     meanwhile, named = _overlapping(chosen, _dtype(graph), of_inputs, passes), passes is not None
     return _compiled(graph, described, program, algorithm, command, meanwhile, target, after, checked=named)
 
@@ -309,6 +314,7 @@ def compile_plan(
         program = replace(program, reduce_dtype=reduce_dtype, autocast=autocast)
     except InputError as error:
         raise locate(error, plan.source) from None
+    passes = PACKED if target.is_mesh and passes is None else passes
     meanwhile = _overlapping(overlap or load_machine(target.kind), _dtype(graph), passes=passes)
     return _compiled(graph, described, program, "plan", command, meanwhile, target, after, checked=passes is not None)
 
@@ -410,7 +416,16 @@ def _described(graph: Graph, target: Target) -> AnySizes:
     if both:
         fact = f"{graph.name}: {both[0]} is an input and an output; scatter and gather know them by their names"
         raise InputError(fact, hint="another key in the mapping that forward returns")
-    return for_any_sizes(graph, target.device)
+    return _rows(graph, target)
+
+
+def _rows(graph: Graph, target: Target) -> AnySizes:
+    """The same of a graph whose names are right."""
+    known = for_any_sizes(graph, target.device)
+    if not target.is_mesh:
+        return known
+    here, many, *more = (with_responses(known.graph, one) for one in (known.here, known.many, *known.more))
+    return known._replace(here=here, many=many, more=tuple(more))
 
 
 def _refuse_autocast(graph: Graph, described: Described, autocast: str, target: Target) -> None:
@@ -439,14 +454,18 @@ def _compiled(
         checked: whether each stage is verified, whatever CONVGEN_VERIFY says.
     """
     _refuse_autocast(graph, described, program.autocast, target)
-    known = for_any_sizes(graph, target.device)
+    known = _rows(graph, target)
     program = replace(program, tf32=graph.tf32)
+    if target.is_mesh:
+        check_mesh(program)
     if checked or verify_schedules():
         after = (_verifier(known.many), *(_verifier(one) for one in known.more), *after)
     tell(after, "choose", None)
     program = for_any_extents(program, known)
     tell(after, "lower", program)
     plain, program = program, meanwhile(program, after)
+    if target.is_mesh:
+        check_whole(program)
     if target.is_gpu and fuses:
         plain = run_passes(FUSING, plain, _run)
         program = run_passes(FUSING, program, _run, after)

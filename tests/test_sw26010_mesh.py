@@ -96,7 +96,7 @@ def test_a_skipped_send_deadlocks_and_says_who_waits() -> None:
 def test_a_skipped_receive_is_seen_although_the_program_ends() -> None:
     last = "(t, n, m, k, v, cpe.id) == (7, 0, 0, KL - 1, 0, 9)"
     program = edited(
-        ("(yield from cpe.getr())", f"cpe.load(a, k, v) if {last} else (yield from cpe.getr())"),
+        ("(yield from cpe.getr(t))", f"cpe.load(a, k, v) if {last} else (yield from cpe.getr())"),
     )
     with pytest.raises(UndrainedFifo, match=r"1 on the row bus at CPE\(1,1\)"):
         MessageMesh().run(program, *gemm_operands(32))

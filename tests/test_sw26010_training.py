@@ -26,7 +26,7 @@ from convgen.sw26010.allreduce.tree import tree_seconds
 from convgen.sw26010.conv.cost import choose_plan
 from convgen.sw26010.conv.problem import ConvProblem
 from convgen.sw26010.machine.rates import load_rates, taken_rates
-from convgen.sw26010.pointwise.normalise import Norm, norm_seconds
+from convgen.sw26010.operations.batch_norm import Norm
 from convgen.sw26010.training.layers import ConvLayer, ConvTask, DenseLayer, FanLayer, Layers, NormLayer, blobs
 from convgen.sw26010.training.of_graph import layers_of_graph, layers_of_network
 from convgen.sw26010.training.published import beyond_one_node_s, read_scaling, read_table3
@@ -146,7 +146,7 @@ def test_a_step_is_the_sum_of_its_tasks() -> None:
     assert len(convs) == 3 * 54 - 1  # nothing wants the gradient of the images
     assert all(task.problem.n == 8 for task in convs)
     norm = next(layer for layer in layers.layers if isinstance(layer, NormLayer))
-    wanted = norm_seconds(Norm(8, 64, 112 * 112), rates, backward=False)
+    wanted = Norm(8, 64, 112 * 112).seconds(rates, backward=False)
     assert next(t.forward_s for t in times if t.layer is norm) == wanted
 
 

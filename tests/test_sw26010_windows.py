@@ -13,14 +13,8 @@ from torch.nn import functional as F
 
 from convgen.errors import InputError
 from convgen.sw26010.machine.rates import taken_rates
-from convgen.sw26010.pooling.windows import (
-    Windows,
-    run_windows,
-    run_windows_backward,
-    windows_counts,
-    windows_program,
-    windows_seconds,
-)
+from convgen.sw26010.operations.task import operation_seconds, run_operation
+from convgen.sw26010.pooling.windows import Pool, Windows
 
 
 @st.composite
@@ -49,14 +43,20 @@ def check(windows: Windows, seed: int) -> None:
     wanted = F.max_pool2d(leaf, k, s, p) if windows.kind == "max" else F.avg_pool2d(leaf, k, s, p)
     dy = rng.standard_normal(windows.out_shape).astype(windows.dtype)
     wanted.backward(torch.tensor(dy, dtype=torch.float64))
-    y, forth = run_windows(windows, x)
-    dx, back = run_windows_backward(windows, dy, x if windows.kind == "max" else None)
+    y, dx = both(windows, x, dy)
     assert leaf.grad is not None
     unit = 1e-14 if windows.dtype == "float64" else 2.0**-21
     assert np.abs(y - wanted.detach().numpy()).max() <= unit * 4
     assert np.abs(dx - leaf.grad.numpy()).max() <= unit * k**2 * 4
-    assert forth == windows_counts(windows, backward=False)
-    assert back == windows_counts(windows, backward=True)
+
+
+def both(windows: Windows, x: Any, dy: Any) -> tuple[Any, Any]:
+    """y and dx; events are those of the closed forms."""
+    forward, backward = Pool(windows), Pool(windows, backward=True)
+    made, forth = run_operation(forward, x)
+    found, back = run_operation(backward, *((x,) if windows.kind == "max" else ()), dy)
+    assert forth == forward.cost() and back == backward.cost()
+    return made["y"], found["dx"]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -69,8 +69,9 @@ def test_a_gradient_stays_inside_where_all_of_a_window_is_minus_infinity(dtype: 
     dy = np.arange(1, wanted.numel() + 1, dtype=dtype).reshape(windows.out_shape)
     wanted.backward(torch.tensor(dy, dtype=torch.float64))
     assert leaf.grad is not None
-    assert np.array_equal(run_windows(windows, x)[0], wanted.detach().numpy().astype(dtype))
-    assert np.array_equal(run_windows_backward(windows, dy, x)[0], leaf.grad.numpy().astype(dtype))
+    y, dx = both(windows, x, dy)
+    assert np.array_equal(y, wanted.detach().numpy().astype(dtype))
+    assert np.array_equal(dx, leaf.grad.numpy().astype(dtype))
 
 
 @pytest.mark.parametrize(("kind", "w"), [("max", 700), ("average", 1500)])
@@ -82,11 +83,12 @@ def test_large_planes_come_in_blocks_of_rows(kind: Any, w: int) -> None:
 
 def test_alexnet_s_pooling_reads_a_plane_once() -> None:
     windows = Windows(64, 96, 55, 55, 3, 2)
-    counts = windows_counts(windows, backward=False)
+    counts = Pool(windows).cost()
     assert windows.together == 27 and counts.get == {55 * 55 * 4: 64 * 96 * 55 * 55 * 4}
     rates = taken_rates()
-    assert windows_seconds(windows, rates, backward=True) > windows_seconds(windows, rates, backward=False)
-    assert "cpe.gather_max(" in windows_program(windows, backward=True)
+    back = Pool(windows, backward=True)
+    assert operation_seconds(back, rates) > operation_seconds(Pool(windows), rates)
+    assert "cpe.gather_max(" in back.program()
 
 
 def test_what_cannot_be_pooled_is_refused() -> None:
@@ -99,7 +101,7 @@ def test_what_cannot_be_pooled_is_refused() -> None:
         with pytest.raises(InputError, match=words):
             Windows(*arguments)
     windows = Windows(1, 1, 4, 4, 2, 1)
-    with pytest.raises(InputError, match="needs x"):
-        run_windows_backward(windows, np.zeros(windows.out_shape))
-    with pytest.raises(InputError, match="the pooling has"):
-        run_windows(windows, np.zeros((1, 1, 4, 5)))
+    with pytest.raises(InputError, match="reads x, dy; 1 operands"):
+        run_operation(Pool(windows, backward=True), np.zeros(windows.out_shape))
+    with pytest.raises(InputError, match="the Pool has"):
+        run_operation(Pool(windows), np.zeros((1, 1, 4, 5)))

@@ -285,12 +285,12 @@ def pool_command(
     """Pooling by K x K windows, forward and backward, emulated on random numbers."""
     from convgen.sw26010.pooling.report import pooling_text, windows_text
     from convgen.sw26010.pooling.run import Pooling, pooling_backward_program, pooling_program
-    from convgen.sw26010.pooling.windows import Windows, windows_program
+    from convgen.sw26010.pooling.windows import Pool, Windows
 
     if padding or stride not in (None, kernel):
         windows = Windows(n, c, h, w, kernel, stride or kernel, padding, kind, dtype)
         if emit is not None:
-            click.echo(windows_program(windows, backward=emit == "backward"), nl=False)
+            click.echo(Pool(windows, backward=emit == "backward").program(), nl=False)
             return
         check_memory(20 * 8 * n * c * h * w, "emulating it", "a smaller image, or fewer of them")
         text, right = windows_text(windows)

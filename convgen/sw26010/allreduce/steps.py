@@ -11,7 +11,8 @@ from dataclasses import replace
 
 from convgen.sw26010.allreduce.cost import Network, Numbering
 from convgen.sw26010.machine.rates import Rates
-from convgen.sw26010.pointwise.stream import Stream, stream_seconds
+from convgen.sw26010.operations.stream import Stream
+from convgen.sw26010.operations.task import operation_seconds
 
 CORE_GROUPS = 4
 ITEM_BYTES = 4
@@ -41,5 +42,5 @@ def mesh_all_reduce_s(network: Network, numbering: Numbering, elements: int, rat
     seconds = 0.0
     for distance, size in step_elements(network, elements):
         seconds += 2 * message_seconds(plain, numbering, distance, size)
-        seconds += stream_seconds(Stream("add", max(1, -(-size // CORE_GROUPS))), rates)
+        seconds += operation_seconds(Stream("add", max(1, -(-size // CORE_GROUPS))), rates)
     return seconds

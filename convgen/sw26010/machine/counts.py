@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 
+from convgen.sw26010.machine.faults import AccountFault
+
 
 @dataclass(slots=True, kw_only=True)
 class Counts:
@@ -12,8 +14,10 @@ class Counts:
 
     `putr`/`putc` are broadcasts on the row and column buses, each received by 7 CPEs as `getr`/`getc`; `vmad`
     is a multiply-add of 4 lanes (8 flops); `convert` a conversion of 4 lanes between float and double; `shuffle`
-    an instruction of a 4x4 transposition. `get`, `put`: bytes by block size in bytes (a block is what lies
-    together in memory). `cycles`: of one CPE, by instruction, waiting not counted.
+    an instruction of a 4x4 transposition; `functions` an element of which a quotient, a root, a power, an
+    exponential or a logarithm is taken. `get`, `put`: bytes by block size in bytes (a block is what lies together in
+    memory). `cycles`: of one CPE, by instruction, waiting not counted. `loops`, `loop_bytes`: of the management core
+    over tensors in memory. `handshakes`: with core groups of the node; `sends`, `sent_bytes`: messages to other nodes.
     """
 
     putr: int = 0
@@ -25,11 +29,17 @@ class Counts:
     vmax: int = 0
     convert: int = 0
     shuffle: int = 0
+    functions: int = 0
     get_ops: int = 0
     put_ops: int = 0
     get: dict[int, int] = field(default_factory=dict[int, int])
     put: dict[int, int] = field(default_factory=dict[int, int])
     cycles: int = 0
+    loops: int = 0
+    loop_bytes: int = 0
+    handshakes: int = 0
+    sends: int = 0
+    sent_bytes: int = 0
 
     @property
     def messages(self) -> int:
@@ -70,6 +80,15 @@ class Counts:
         for mine, theirs in ((self.get, other.get), (self.put, other.put)):
             for block, size in theirs.items():
                 mine[block] = mine.get(block, 0) + times * size
+
+
+def check_account(what: str, counts: Counts, expected: Counts) -> None:
+    """Raises AccountFault: a run counts what its closed form doesn't; names what, with both numbers."""
+    if counts == expected:
+        return
+    pairs = ((item.name, getattr(counts, item.name), getattr(expected, item.name)) for item in fields(counts))
+    said = [f"{name} {found}, by closed form {wanted}" for name, found, wanted in pairs if found != wanted]
+    raise AccountFault(f"{what}: the run counts " + "; ".join(said))
 
 
 def total(parts: Iterable[Counts]) -> Counts:

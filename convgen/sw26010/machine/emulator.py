@@ -23,16 +23,16 @@ from convgen.sw26010.machine.core_group import LANES, MESH, MESSAGE_BYTES, SLOT_
 from convgen.sw26010.machine.counts import Counts
 from convgen.sw26010.machine.faults import Deadlock, LdmOverflow, MessageFault, UndrainedFifo, Waiting
 from convgen.sw26010.machine.kernel_cycles import block_cycles, registers_cycles
+from convgen.sw26010.machine.layer_vectors import LayerVectors
 from convgen.sw26010.machine.ldm import Buffer, Ldm
 from convgen.sw26010.machine.memory import Dram
-from convgen.sw26010.machine.vectors import Vectors
 
 Array = NDArray[Any]
 Stalls = Generator[None, None, None]
 Program = Callable[..., Generator[None, None, None]]
 
 
-class Cpe(Vectors):
+class Cpe(LayerVectors):
     """What a program may touch: its place in the mesh, its LDM, the two buses, DMA, its registers."""
 
     def __init__(self, row: int, column: int, counts: Counts, group: CoreGroup) -> None:
@@ -45,7 +45,7 @@ class Cpe(Vectors):
         self.sent: dict[str, int] = {"r": 0, "c": 0}
         self._ldm = Ldm(group.ldm_bytes)
         self._depth = group.fifo_depth
-        self._received: dict[str, deque[Array]] = {"r": deque(), "c": deque()}
+        self._received: dict[str, deque[tuple[Array, int]]] = {"r": deque(), "c": deque()}
         self.peers: dict[str, list[Cpe]] = {"r": [], "c": []}
 
     # Buses: one 256-bit message to the 7 others of the row or column at once.
@@ -57,13 +57,14 @@ class Cpe(Vectors):
         """Broadcast along the column; stalls while any of the 7 FIFOs is full. Raises MessageFault."""
         return self._put("c", message)
 
-    def getr(self) -> Generator[None, None, Array]:
-        """The next message of the row bus; stalls while there is none."""
-        return self._get("r")
+    # The program may say whose message it takes the next one for: the hardware can't, so the emulator looks after it.
+    def getr(self, sender: int | None = None) -> Generator[None, None, Array]:
+        """The next message of the row bus; stalls while there is none. Raises MessageFault: of another column."""
+        return self._get("r", sender)
 
-    def getc(self) -> Generator[None, None, Array]:
-        """The next message of the column bus; stalls while there is none."""
-        return self._get("c")
+    def getc(self, sender: int | None = None) -> Generator[None, None, Array]:
+        """The next message of the column bus; stalls while there is none. Raises MessageFault: of another row."""
+        return self._get("c", sender)
 
     def _put(self, bus: str, message: Array) -> Stalls:
         if message.dtype != np.float64 or message.nbytes != MESSAGE_BYTES:
@@ -75,7 +76,7 @@ class Cpe(Vectors):
         while any(len(p._received[bus]) >= self._depth for p in peers):
             yield from self._stall("put" + bus)
         for peer in peers:
-            peer._received[bus].append(message)
+            peer._received[bus].append((message, self.column if bus == "r" else self.row))
         self.progress += 1
         self.sent[bus] += 1
         if bus == "r":
@@ -83,7 +84,7 @@ class Cpe(Vectors):
         else:
             self.counts.putc += 1
 
-    def _get(self, bus: str) -> Generator[None, None, Array]:
+    def _get(self, bus: str, expected: int | None) -> Generator[None, None, Array]:
         received = self._received[bus]
         while not received:
             yield from self._stall("get" + bus)
@@ -92,7 +93,13 @@ class Cpe(Vectors):
             self.counts.getr += 1
         else:
             self.counts.getc += 1
-        return received.popleft()
+        message, sender = received.popleft()
+        if expected is not None and expected != sender:
+            which = "column" if bus == "r" else "row"
+            raise MessageFault(
+                f"CPE({self.row},{self.column}) get{bus}: a message of {which} {sender}, taken for that of {expected}"
+            )
+        return message
 
     def _stall(self, operation: str) -> Stalls:
         self.waiting = operation

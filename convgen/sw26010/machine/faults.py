@@ -27,6 +27,10 @@ class PrecisionFault(MeshFault):
     """Floats in LDM used as doubles, or the other way round."""
 
 
+class AccountFault(MeshFault):
+    """A run counts other events than its closed form: something was left out, or done twice."""
+
+
 @dataclass(frozen=True, slots=True)
 class Waiting:
     """A CPE that cannot go on: the operation it stands at, and the CPEs that could release it."""
@@ -59,6 +63,14 @@ class UndrainedFifo(MeshFault):
         named = ", ".join(f"{messages} on the {bus} bus at CPE({i},{j})" for bus, i, j, messages in left[:4])
         more = f" and at {len(left) - 4} more CPEs" if len(left) > 4 else ""
         super().__init__(f"messages sent but never received: {named}{more}")
+
+
+class HandshakeFault(MeshFault):
+    """Core groups of a node that wait for each other are at different synchronisations."""
+
+    def __init__(self, own: int, others: list[int]) -> None:
+        said = f"a core group is at synchronisation {own} of its node, others at {', '.join(map(str, others))}"
+        super().__init__(f"{said}: a handshake is missing")
 
 
 def _cpes(peers: tuple[tuple[int, int], ...]) -> str:

@@ -12,21 +12,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
-from convgen import __version__
 from convgen.errors import InputError
 from convgen.sw26010.gemm.plan import Dtype
-from convgen.sw26010.machine.core_group import CPES, LANES, SLOT_BYTES, SW26010, CoreGroup
+from convgen.sw26010.machine.core_group import LANES, SLOT_BYTES
 from convgen.sw26010.machine.counts import Counts
-from convgen.sw26010.machine.emulator import MessageMesh
-from convgen.sw26010.machine.memory import Dram
-from convgen.sw26010.machine.printing import load_program, print_program
-from convgen.sw26010.machine.rates import Rates
-
-WINDOWS_LDM_BYTES = 60 * 1024
-Array = NDArray[Any]
+from convgen.sw26010.machine.printing import print_program
+from convgen.sw26010.operations.task import HEADER, TASK_LDM_BYTES, Place, busiest, itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +45,7 @@ class Windows:
         if 2 * self.padding > self.kernel or min(self.h, self.w) + 2 * self.padding < self.kernel:
             fact = f"cannot pool {shape}: padding {self.padding} leaves a window without elements, or none"
             raise InputError(fact, hint=f"a padding up to {self.kernel // 2}, and a kernel up to the padded image")
-        if max(self._forward_bytes(1), self._backward_bytes(1)) > WINDOWS_LDM_BYTES:
+        if max(self._forward_bytes(1), self._backward_bytes(1)) > TASK_LDM_BYTES:
             raise InputError(f"cannot pool {shape}: the rows of one window don't fit into LDM", hint="a narrower image")
 
     @property
@@ -91,63 +82,58 @@ class Windows:
 
 def _most(rows: int, needed: Any) -> int:
     """The most rows, at least 1, that LDM holds."""
-    return max((at for at in range(1, rows + 1) if needed(at) <= WINDOWS_LDM_BYTES), default=1)
+    return max((at for at in range(1, rows + 1) if needed(at) <= TASK_LDM_BYTES), default=1)
 
 
-def windows_program(windows: Windows, *, backward: bool) -> str:
-    """Text of the program that one CPE runs."""
-    _, _, h_out, w_out = windows.out_shape
-    together = windows.together_backward if backward else windows.together
-    outs = windows.outs_of(together)
-    context: dict[str, object] = {
-        "header": (f"Printed by convgen {__version__} (sw26010 pooling).",),
-        "title": windows.kind.capitalize(), "planes": windows.n * windows.c,
-        "h": windows.h, "w": windows.w, "h_out": h_out, "w_out": w_out,
-        "kernel": windows.kernel, "stride": windows.stride, "padding": windows.padding,
-        "together": together, "floats": windows.dtype == "float32",
-    }  # fmt: skip
-    if backward:
-        more = {"finds": windows.kind == "max", "rows": windows.rows_of(outs), "outs": outs}
-        return print_program("windows_backward", context | more)
-    return print_program("windows", context | {"kind": windows.kind, "rows": windows.rows_of(together)})
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Windows forward, x to y; or backward, dy and, of the maximum, x to dx."""
 
+    windows: Windows
+    backward: bool = False
 
-def run_windows(windows: Windows, x: Any, group: CoreGroup = SW26010) -> tuple[Array, Counts]:
-    """y, and what the mesh did. Raises InputError: another shape."""
-    given = _operand("x", x, (windows.n, windows.c, windows.h, windows.w), windows.dtype)
-    y = np.zeros(windows.out_shape, windows.dtype)
-    program = load_program(windows_program(windows, backward=False))
-    return y, MessageMesh(group).run(program, _planes("X", given), _planes("Y", y))
+    @property
+    def reads(self) -> tuple[Place, ...]:
+        if not self.backward:
+            return (self._planes("x"),)
+        return (*((self._planes("x"),) if self.windows.kind == "max" else ()), self._planes("dy"))
 
+    @property
+    def writes(self) -> tuple[Place, ...]:
+        return (self._planes("dx" if self.backward else "y"),)
 
-def run_windows_backward(windows: Windows, dy: Any, x: Any = None, group: CoreGroup = SW26010) -> tuple[Array, Counts]:
-    """dx, and what the mesh did.
+    def _planes(self, name: str) -> Place:
+        w = self.windows
+        shape = w.out_shape if name.endswith("y") else (w.n, w.c, w.h, w.w)
+        return Place(name, shape, w.dtype, (w.n * w.c, shape[2] * shape[3]))
 
-    Args:
-        x: what was pooled; the maximum needs it, the average does not.
-    Raises:
-        InputError: another shape, or x missing or superfluous.
-    """
-    finds = windows.kind == "max"
-    if (x is None) == finds:
-        raise InputError(f"{windows.kind} pooling backward {'needs' if finds else 'does not need'} x")
-    shape = (windows.n, windows.c, windows.h, windows.w)
-    gradient = _operand("dy", dy, windows.out_shape, windows.dtype)
-    dx = np.zeros(shape, windows.dtype)
-    operands = [_planes("X", _operand("x", x, shape, windows.dtype))] if finds else []
-    program = load_program(windows_program(windows, backward=True))
-    return dx, MessageMesh(group).run(program, *operands, _planes("DY", gradient), _planes("DX", dx))
+    def program(self) -> str:
+        windows = self.windows
+        _, _, h_out, w_out = windows.out_shape
+        together = windows.together_backward if self.backward else windows.together
+        outs = windows.outs_of(together)
+        context: dict[str, object] = {
+            "header": HEADER,
+            "title": windows.kind.capitalize(), "planes": windows.n * windows.c,
+            "h": windows.h, "w": windows.w, "h_out": h_out, "w_out": w_out,
+            "kernel": windows.kernel, "stride": windows.stride, "padding": windows.padding,
+            "together": together, "floats": windows.dtype == "float32",
+        }  # fmt: skip
+        if self.backward:
+            more = {"finds": windows.kind == "max", "rows": windows.rows_of(outs), "outs": outs}
+            return print_program("windows_backward", context | more)
+        return print_program("windows", context | {"kind": windows.kind, "rows": windows.rows_of(together)})
 
+    def cost(self) -> Counts:
+        """Sums over the blocks of one plane, times the planes."""
+        counts = Counts()
+        counts.add(_of_plane(self.windows, backward=self.backward), self.windows.n * self.windows.c)
+        return counts
 
-def _operand(name: str, value: Any, shape: tuple[int, ...], dtype: Dtype) -> Array:
-    given = np.array(value, dtype=dtype, order="C")
-    if given.shape != shape:
-        raise InputError(f"{name} is {list(given.shape)}, the pooling has {list(shape)}")
-    return given
-
-
-def _planes(name: str, tensor: Array) -> Dram:
-    return Dram(name, tensor.reshape(tensor.shape[0] * tensor.shape[1], -1))
+    @property
+    def rounds(self) -> int:
+        """One for what comes together and one for what goes, of every block of the busiest CPE."""
+        return 2 * busiest(self.cost().put_ops)
 
 
 def _blocks(windows: Windows) -> Iterator[tuple[int, int]]:
@@ -170,10 +156,9 @@ def _blocks_backward(windows: Windows) -> Iterator[tuple[int, int, int]]:
         yield (rows, end - out, lines) if end > out else (0, 0, lines)
 
 
-def windows_counts(windows: Windows, *, backward: bool) -> Counts:
-    """Events of a run, by closed form: sums over the blocks of one plane, times the planes."""
+def _of_plane(windows: Windows, *, backward: bool) -> Counts:
     _, _, _, w_out = windows.out_shape
-    size = 4 if windows.dtype == "float32" else 8
+    size = itemsize(windows.dtype)
     one, taps = Counts(), windows.kernel**2
     floats = windows.dtype == "float32"
     if not backward:
@@ -199,13 +184,4 @@ def windows_counts(windows: Windows, *, backward: bool) -> Counts:
             if finds:
                 one.add_get(rows * windows.w * size, rows * windows.w * size)
                 one.convert += -(-windows.rows_of(outs_most) * windows.w // LANES) * floats
-    counts = Counts()
-    counts.add(one, windows.n * windows.c)
-    return counts
-
-
-def windows_seconds(windows: Windows, rates: Rates, *, backward: bool) -> float:
-    """Of DMA: a round for what comes together and one for what goes, of every block of the busiest CPE."""
-    counts = windows_counts(windows, backward=backward)
-    rounds = 2 * -(-counts.put_ops // CPES)
-    return rates.transfer_s(counts.get) + rates.transfer_s(counts.put) + rounds * rates.dma_round_s
+    return one

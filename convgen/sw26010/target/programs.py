@@ -12,7 +12,7 @@ from convgen.sw26010.gemm.counts import gemm_counts
 from convgen.sw26010.gemm.program import gemm_program
 from convgen.sw26010.machine.core_group import LANES, REGISTER_COLUMNS, REGISTER_ROWS
 from convgen.sw26010.machine.counts import Counts
-from convgen.sw26010.pointwise.stream import Stream, stream_counts, stream_program
+from convgen.sw26010.operations.stream import Stream
 from convgen.sw26010.target.plan import LocalPlan, plan_blocks
 from convgen.sw26010.target.sums import sum_counts, sum_program
 from convgen.sw26010.target.volume import AnyPlan
@@ -50,8 +50,8 @@ def local_programs(plan: AnyPlan) -> tuple[CpeProgram, ...]:
 
 
 def _add(phase: Phase, stream: Stream) -> CpeProgram:
-    program = CpeProgram(f"{phase}_add", stream_program(stream), {"piece": stream.piece}, stream.ldm_bytes, runs=1)
-    program.counts = stream_counts(stream)
+    program = CpeProgram(f"{phase}_add", stream.program(), {"piece": stream.piece}, stream.ldm_bytes, runs=1)
+    program.counts = stream.cost()
     return program
 
 

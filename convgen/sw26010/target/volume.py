@@ -17,7 +17,8 @@ from typing import Any
 from convgen.sw26010.conv.problem import Axis
 from convgen.sw26010.machine.counts import Counts
 from convgen.sw26010.machine.rates import taken_rates
-from convgen.sw26010.pointwise.stream import Stream, stream_counts, stream_seconds
+from convgen.sw26010.operations.stream import Stream
+from convgen.sw26010.operations.task import operation_seconds
 from convgen.sw26010.target.plan import LocalPlan, LocalProblem, plan_local, predicted, rounded
 
 SUMMED = (
@@ -105,8 +106,8 @@ def volume_account(plan: VolumePlan, accounts: Sequence[dict[str, Any]]) -> dict
     added, seconds = Counts(), 0.0
     for tap in plan.taps:
         if tap.add is not None:
-            added.add(stream_counts(tap.add))
-            seconds += stream_seconds(tap.add, taken_rates())
+            added.add(tap.add.cost())
+            seconds += operation_seconds(tap.add, taken_rates())
     own = {
         "useful_flops": 0, "issued_flops": added.issued_flops, "get_operations": added.get_ops,
         "put_operations": added.put_ops,

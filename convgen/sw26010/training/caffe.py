@@ -23,8 +23,9 @@ from convgen.sw26010.conv.support import implicit_supported
 from convgen.sw26010.gemm.cost import gemm_seconds, library_seconds, search_blocks
 from convgen.sw26010.gemm.plan import GemmPlan
 from convgen.sw26010.machine.rates import Rates, load_rates, taken_rates
-from convgen.sw26010.pointwise.stream import Stream, stream_seconds
-from convgen.sw26010.pooling.windows import windows_seconds
+from convgen.sw26010.operations.stream import Stream
+from convgen.sw26010.operations.task import operation_seconds
+from convgen.sw26010.pooling.windows import Pool
 from convgen.sw26010.training.layers import (
     ConvLayer,
     ConvTask,
@@ -35,7 +36,6 @@ from convgen.sw26010.training.layers import (
     NormLayer,
     PointLayer,
     PoolLayer,
-    PoolTask,
 )
 
 FLOAT = 4
@@ -113,7 +113,7 @@ def _passes_s(name: str, elements: int, rates: Rates) -> float:
 
 
 def _copies_s(elements: int, rates: Rates) -> float:
-    return stream_seconds(Stream("relu", elements), rates)  # what a copy reads and writes, too
+    return operation_seconds(Stream("relu", elements), rates)  # what a copy reads and writes, too
 
 
 def _product_s(m: int, n: int, k: int, rates: Rates) -> float:
@@ -165,10 +165,9 @@ def _dense(layer: DenseLayer, n: int, rates: Rates) -> Part:
 
 def _pooling(layer: PoolLayer, n: int, rates: Rates) -> Part:
     tasks = (*layer.forward(n), *layer.backward(n))
-    forth, back = (task for task in tasks if isinstance(task, PoolTask))
+    forth, back = (task for task in tasks if isinstance(task, Pool))
     if layer.windows.kind == "max":
-        forward = windows_seconds(forth.windows, rates, backward=False)
-        return Part("max pooling", forward, windows_seconds(back.windows, rates, backward=True))
+        return Part("max pooling", operation_seconds(forth, rates), operation_seconds(back, rates))
     elements = prod(forth.windows.out_shape) + n * layer.windows.c * layer.windows.h * layer.windows.w
     once = _passes_s("read once", elements, rates)
     return Part("average pooling", once, once)
@@ -177,7 +176,7 @@ def _pooling(layer: PoolLayer, n: int, rates: Rates) -> Part:
 def _pointwise(layer: PointLayer, n: int, rates: Rates) -> Part:
     elements = n * layer.elements
     if layer.reads == 1:
-        return Part("ReLU", _copies_s(elements, rates), stream_seconds(Stream("relu_backward", elements), rates))
+        return Part("ReLU", _copies_s(elements, rates), operation_seconds(Stream("relu_backward", elements), rates))
     if layer.gradient:
         backward = _passes_s("dropout, backward", elements, rates)
         return Part("dropout and loss", _passes_s("dropout", elements, rates), backward)

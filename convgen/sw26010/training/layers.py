@@ -12,10 +12,11 @@ from typing import TypeAlias
 
 from convgen.program.nodes import Phase
 from convgen.sw26010.conv.problem import Axis, ConvProblem
-from convgen.sw26010.gemm.plan import GemmPlan
-from convgen.sw26010.pointwise.normalise import Norm
-from convgen.sw26010.pointwise.stream import Stream
-from convgen.sw26010.pooling.windows import Windows
+from convgen.sw26010.operations.batch_norm import Norm
+from convgen.sw26010.operations.inner_product import InnerProduct
+from convgen.sw26010.operations.stream import Stream
+from convgen.sw26010.operations.task import Operation
+from convgen.sw26010.pooling.windows import Pool, Windows
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,19 +28,7 @@ class ConvTask:
     groups: int
 
 
-@dataclass(frozen=True, slots=True)
-class NormTask:
-    norm: Norm
-    backward: bool
-
-
-@dataclass(frozen=True, slots=True)
-class PoolTask:
-    windows: Windows
-    backward: bool
-
-
-Task: TypeAlias = ConvTask | GemmPlan | Stream | NormTask | PoolTask
+Task: TypeAlias = ConvTask | InnerProduct | Operation
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +64,7 @@ class ConvLayer:
 
 @dataclass(frozen=True, slots=True)
 class DenseLayer:
-    """An inner product: C[N, outputs] = X[N, inputs] W[inputs, outputs], and its two gradients, a GEMM each."""
+    """An inner product and its two gradients, a GEMM each."""
 
     name: str
     inputs: int
@@ -87,16 +76,11 @@ class DenseLayer:
         return self.inputs * self.outputs + self.outputs * self.bias
 
     def forward(self, n: int) -> Iterator[Task]:
-        yield _gemm(self.outputs, n, self.inputs)
+        yield InnerProduct(n, self.inputs, self.outputs)
 
     def backward(self, n: int) -> Iterator[Task]:
-        yield _gemm(self.inputs, self.outputs, n)
-        yield _gemm(self.inputs, n, self.outputs)
-
-
-def _gemm(m: int, n: int, k: int) -> GemmPlan:
-    """In the smallest blocks; a search finds better ones."""
-    return GemmPlan(m=m, n=n, k=k, bm=32, bn=8, bk=8, dtype="float32", accumulate=False)
+        yield InnerProduct(n, self.inputs, self.outputs, "backward_filter")
+        yield InnerProduct(n, self.inputs, self.outputs, "backward_data")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +92,10 @@ class PoolLayer:
     parameters: int = 0
 
     def forward(self, n: int) -> Iterator[Task]:
-        yield PoolTask(self._of(n), backward=False)
+        yield Pool(self._of(n))
 
     def backward(self, n: int) -> Iterator[Task]:
-        yield PoolTask(self._of(n), backward=True)
+        yield Pool(self._of(n), backward=True)
 
     def _of(self, n: int) -> Windows:
         w = self.windows
@@ -131,10 +115,10 @@ class NormLayer:
         return 2 * self.c
 
     def forward(self, n: int) -> Iterator[Task]:
-        yield NormTask(Norm(n, self.c, self.pixels), backward=False)
+        yield from Norm(n, self.c, self.pixels).steps(backward=False)
 
     def backward(self, n: int) -> Iterator[Task]:
-        yield NormTask(Norm(n, self.c, self.pixels), backward=True)
+        yield from Norm(n, self.c, self.pixels).steps(backward=True)
 
 
 @dataclass(frozen=True, slots=True)

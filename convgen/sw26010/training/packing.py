@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from convgen.sw26010.allreduce.cost import Network
 from convgen.sw26010.allreduce.steps import mesh_all_reduce_s
 from convgen.sw26010.machine.rates import Rates, taken_rates
-from convgen.sw26010.pointwise.stream import Stream, stream_seconds
+from convgen.sw26010.operations.stream import Stream
+from convgen.sw26010.operations.task import operation_seconds
 from convgen.sw26010.training.layers import Layers
 from convgen.sw26010.training.step import CORE_GROUPS, Plans, layer_times, nodes_network
 
@@ -62,7 +63,7 @@ def backward_s(layers: Layers, batch: int, plans: Plans = "model") -> float:
 
 def copies_s(elements: int, rates: Rates) -> float:
     """Into the pack and out of it, by four core groups."""
-    return 2 * stream_seconds(Stream("relu", max(1, -(-elements // CORE_GROUPS))), rates)
+    return 2 * operation_seconds(Stream("relu", max(1, -(-elements // CORE_GROUPS))), rates)
 
 
 def packs_of(given: Sequence[Gradient], least_bytes: float) -> list[list[Gradient]]:

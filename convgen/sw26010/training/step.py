@@ -10,24 +10,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Literal, assert_never
+from typing import Literal
 
 from convgen.errors import InputError
 from convgen.sw26010.allreduce.cost import Network, all_reduce_time
 from convgen.sw26010.conv.cost import choose_plan, conv_terms, explicit_plan, layout_seconds
 from convgen.sw26010.conv.implicit_plan import ImplicitPlan
 from convgen.sw26010.conv.plan_words import plan_name
-from convgen.sw26010.gemm.cost import gemm_seconds, search_blocks
-from convgen.sw26010.gemm.plan import GemmPlan
 from convgen.sw26010.machine.rates import Rates, load_rates, taken_rates
-from convgen.sw26010.pointwise.normalise import norm_seconds
-from convgen.sw26010.pointwise.stream import Stream, stream_seconds
-from convgen.sw26010.pooling.windows import windows_seconds
+from convgen.sw26010.operations.inner_product import InnerProduct
+from convgen.sw26010.operations.stream import Stream
+from convgen.sw26010.operations.task import operation_seconds
 from convgen.sw26010.storage.reading import Disks, drawn_starts, read_together
 from convgen.sw26010.storage.striping import IMAGE_BYTES, IMAGENET_IMAGES, MIB, Striping
 from convgen.sw26010.target.sums import Sum, sum_seconds
 from convgen.sw26010.training.caffe import caffe_parts
-from convgen.sw26010.training.layers import ConvTask, Layer, Layers, NormTask, PoolTask, Task
+from convgen.sw26010.training.layers import ConvTask, Layer, Layers, Task
 
 CORE_GROUPS = 4
 SUPERNODE = 256
@@ -56,16 +54,10 @@ def task_seconds(task: Task, plans: Plans) -> tuple[float, str]:
     match task:
         case ConvTask():
             return _conv_seconds(task, plans, rates)
-        case GemmPlan():
-            return gemm_seconds(search_blocks(task, rates), rates), ""
-        case Stream():
-            return stream_seconds(task, rates), ""
-        case NormTask():
-            return norm_seconds(task.norm, rates, backward=task.backward), ""
-        case PoolTask():
-            return windows_seconds(task.windows, rates, backward=task.backward), ""
+        case InnerProduct():
+            return task.seconds(rates), ""
         case _:
-            assert_never(task)
+            return operation_seconds(task, rates), ""
 
 
 def _conv_seconds(task: ConvTask, plans: Plans, rates: Rates) -> tuple[float, str]:
@@ -155,7 +147,8 @@ def step_of(layers: Layers, batch: int, nodes: int, *, plans: Plans = "model", s
     times = layer_times(layers.layers, -(-batch // CORE_GROUPS), plans)
     elements = layers.parameters
     summed = sum_seconds(Sum(groups, elements, "float32"), rates) if elements and groups > 1 else 0.0
-    update = stream_seconds(Stream("momentum", -(-elements // CORE_GROUPS)), rates) if elements else 0.0
+    solver = Stream("momentum", max(1, -(-elements // CORE_GROUPS)), constants=(0.01, 0.9, 0.0))
+    update = operation_seconds(solver, rates) if elements else 0.0
     return Step(
         batch=batch,
         nodes=nodes,
@@ -163,7 +156,7 @@ def step_of(layers: Layers, batch: int, nodes: int, *, plans: Plans = "model", s
         sum_s=summed,
         reduce_s=all_reduce_time(nodes_network(nodes), "round-robin", 4 * elements).all_reduce_s,
         update_s=update,
-        read_s=_read_seconds(batch, nodes, seed),
+        read_s=read_seconds(batch, nodes, seed),
     )
 
 
@@ -176,7 +169,8 @@ def nodes_network(nodes: int, latency_s: float | None = None) -> Network:
 
 
 @cache
-def _read_seconds(batch: int, nodes: int, seed: int) -> float:
+def read_seconds(batch: int, nodes: int, seed: int) -> float:
+    """Of the last of so many nodes that read a mini-batch each at once ([SW] 5.2)."""
     size, file_bytes = batch * IMAGE_BYTES, IMAGENET_IMAGES * IMAGE_BYTES
     starts = drawn_starts(nodes, size, file_bytes, IMAGE_BYTES, seed)
     return read_together(Striping(32, 256 * MIB), Disks(), starts, size).last_s
