@@ -13,7 +13,7 @@ import torch
 
 from convgen.algebra import relations
 from convgen.algebra.blocks import span
-from convgen.algebra.relations import Blocks, Ratio, ReadBy, Relation, Reverse, Table, Taps, Through
+from convgen.algebra.relations import Blocks, Clamp, Ratio, ReadBy, Relation, Reverse, Table, Taps, Through
 from convgen.operations.linear_maps import of_unit_vectors, table
 
 DRAWS = 120 * int(os.environ.get("DRAWS", "1"))
@@ -34,11 +34,18 @@ def blocks_of(draw: Random) -> Blocks:
     return Blocks(draw.randint(0, 12), tuple(draw.randint(1, 3) for _ in range(draw.randint(1, 3))))
 
 
+def clamp(draw: Random) -> Clamp:
+    below, extent = draw.randint(-3, 6), draw.randint(1, 12)
+    return Clamp(extent, below, draw.randint(max(-3, -extent - below), 6))
+
+
 RELATIONS: dict[str, Callable[[Random], Relation]] = {
     "taps": taps,
     "read by": lambda draw: ReadBy(taps(draw)),
     "ratio": lambda draw: Ratio(draw.randint(1, 6), draw.randint(1, 6), draw.randint(1, 3)),
     "reverse": lambda draw: Reverse(draw.randint(1, 12)),
+    "clamp": clamp,
+    "clamped by": lambda draw: clamp(draw).inverse,
     "table": rows_of,
     "blocks": blocks_of,
     "block of": lambda draw: blocks_of(draw).inverse,
@@ -187,6 +194,11 @@ def flip(draw: Random) -> tuple[Relation, Operator, int]:
     return Reverse(n), lambda x: x.flip(2), n
 
 
+def replicate(draw: Random) -> tuple[Relation, Operator, int]:
+    below, above, n = draw.randint(0, 3), draw.randint(0, 3), draw.randint(1, 9)
+    return Clamp(n, below, above), lambda x: torch.nn.functional.pad(x, [below, above], "replicate"), n
+
+
 def pad_and_slice(draw: Random) -> tuple[Relation, Operator, int]:
     p, s = draw.randint(0, 3), draw.randint(1, 3)
     return Taps(stride=s, pad=p), lambda x: torch.nn.functional.pad(x, [p, p])[..., ::s], draw.randint(1, 9)
@@ -194,7 +206,7 @@ def pad_and_slice(draw: Random) -> tuple[Relation, Operator, int]:
 
 @pytest.mark.parametrize(
     "kind",
-    [convolution, transposed, adaptive, average, flip, pad_and_slice],
+    [convolution, transposed, adaptive, average, flip, replicate, pad_and_slice],
     ids=lambda kind: kind.__name__,
 )
 def test_relations_are_what_operators_read(kind: Callable[[Random], tuple[Relation, Operator, int]]) -> None:
