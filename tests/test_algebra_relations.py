@@ -15,6 +15,7 @@ from convgen.algebra import relations
 from convgen.algebra.blocks import span
 from convgen.algebra.relations import Blocks, Clamp, Ratio, ReadBy, Relation, Reverse, Table, Taps, Through
 from convgen.operations.linear_maps import of_unit_vectors, table
+from convgen.operations.upsampling import Upsample
 
 DRAWS = 120 * int(os.environ.get("DRAWS", "1"))
 AROUND = 40  # rows of a tensor are looked for so far outside of it
@@ -222,3 +223,19 @@ def test_a_table_is_the_hull_of_a_matrix() -> None:
     reflected = of_unit_vectors(lambda x: torch.nn.functional.pad(x, [2, 1], "reflect"), 4)
     assert table(reflected).window(0, 3) == (0, 3)  # rows 2, 1, 0
     assert table(torch.tensor([[0, 1, 0, 1], [0, 0, 0, 0]])).rows == ((1, 4), (0, 0))
+
+
+def test_hulls_of_interpolation_need_no_matrix() -> None:
+    """Of extents far larger than what a row reads, up and down, with scales of one's own."""
+    draw = Random("hulls")
+    for _ in range(DRAWS // 2):
+        n, size = draw.randint(1, 90), draw.randint(1, 90)
+        mode = draw.choice(("nearest", "nearest-exact", "linear", "bicubic", "linear-aa", "bicubic-aa"))
+        scales = (size / n * draw.choice((1.0, 0.9, 1.1)),) if draw.random() < 0.3 and "aa" not in mode else None
+        corners = draw.random() < 0.3 and "nearest" not in mode
+        columns = ((), ()) if mode in ("nearest", "nearest-exact", "linear") else ((2,), (2,))
+        shape, out = (1, 1, n, *columns[0]), (size, *columns[1])
+        some = None if scales is None else (*scales, *(1.0 for _ in columns[0]))
+        operation = Upsample(shape, out, mode, corners, some)
+        matrix, relation = operation.matrix(2), operation.relation(2)
+        assert [relation.window(o, o + 1) for o in range(size)] == [*table(matrix).rows], operation

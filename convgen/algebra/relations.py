@@ -287,9 +287,11 @@ class Table(Relation):
     @property
     def inverse(self) -> Relation:
         """Hulls: between two rows that read one there may be others that don't."""
-        extent = max((hi for _, hi in self.rows), default=0)
-        readers = ([o for o, (lo, hi) in enumerate(self.rows) if lo <= row < hi] for row in range(extent))
-        return Table(tuple((found[0], found[-1] + 1) if found else (0, 0) for found in readers))
+        found = [(0, 0)] * max((hi for _, hi in self.rows), default=0)
+        for o, (lo, hi) in enumerate(self.rows):
+            for row in range(lo, hi):
+                found[row] = (found[row][0] if found[row][1] else o, o + 1)
+        return Table(tuple(found))
 
     def row(self, o: int) -> Sequence[int]:
         return range(*self.rows[o]) if o < len(self.rows) else range(0)
