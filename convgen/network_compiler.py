@@ -31,6 +31,7 @@ from convgen.operations.views import MANY
 from convgen.passes.bucket_gradients import BucketGradients
 from convgen.passes.chunk_collectives import ChunkCollectives
 from convgen.passes.contract import After, NetworkPass, run_passes, tell
+from convgen.passes.fetch_caches import FetchCaches
 from convgen.passes.fuse_epilogues import FuseEpilogues
 from convgen.passes.fuse_forms import FuseForms
 from convgen.passes.fuse_masks import FuseMasks
@@ -58,6 +59,7 @@ from convgen.program.wide import joined_rows, numbers
 from convgen.spec.aten.describe import Described, asks_on
 from convgen.spec.aten.samples import for_any_number
 from convgen.spec.graph import FLOATS, TFLOAT32, Graph, Module
+from convgen.spec.graph_caches import joined_for_each
 from convgen.spec.graph_edit import check_autocast, check_reduce_dtype
 from convgen.spec.graph_modes import own_modes
 from convgen.spec.graph_parts import check_statistics, normalised, parts_of, with_statistics
@@ -222,7 +224,7 @@ def compile_network(
     check_reduce_dtype(reduce_dtype)
     check_autocast(autocast)
     chosen = machine or load_machine(target.kind)
-    graph, described, _ = _described(graph, target)
+    graph, described, _ = _described(joined_for_each(graph), target)
     if algorithm == "auto":
         room = Setting(machine=chosen).bounded
         parts = _parts(graph, described, statistics, target, reduce_dtype, autocast)
@@ -441,6 +443,7 @@ def _compiled(
         after = (_verifier(many), *after)
     tell(after, "choose", None)
     program, _ = for_any_batch(program, described, many)
+    program = FetchCaches(",".join(graph.caches)).run(program) if graph.caches else program
     tell(after, "lower", program)
     plain, program = program, meanwhile(program, after)
     if target.is_gpu and fuses:

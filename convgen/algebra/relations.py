@@ -219,7 +219,7 @@ class Reverse(Relation):
 
 @dataclass(frozen=True, slots=True)
 class Clamp(Relation):
-    """Row o of extent + below + above rows reads row min(max(o - below, 0), extent - 1); a row beyond them reads nothing.
+    """Row o of extent + below + above rows reads row min(max(o - below, 0), extent - 1); one beyond them reads nothing.
 
     Example:
         >>> Clamp(extent=8, below=2, above=1).window(0, 4)

@@ -103,6 +103,7 @@ class _Reader:
             tf32=tf32,
             asks=self.asks(data.get("asks")),
             stored=(),
+            caches=(),
             source_file=self.source,
         )
 
