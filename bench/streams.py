@@ -1,4 +1,4 @@
-"""Causal VAEs of diffusers in reduced configurations, chunk after chunk on virtual ranks, beside one shot of the source.
+"""Causal VAEs of diffusers in reduced configurations: chunk after chunk on virtual ranks, beside one shot.
 
     PYTHONPATH=/path/to/diffusers python bench/streams.py [NAME ...] [--grids H=2 W=2 H=2,W=2] [--dtype float64]
 
@@ -62,7 +62,7 @@ ONE_SHOT: dict[str, Callable[[Any, Tensor], Tensor]] = {
 
 def main(names: Sequence[str], grids: Sequence[str], shapes: int, dtype: torch.dtype) -> None:
     print(
-        f"{'family':24}{'way':8}{'grid':9}{'latent':8}{'chunks':>6} {'error':>9}{'sent':>10}{'again':>10}  a rank's caches"
+        f"{'family':24}{'way':8}{'grid':9}{'latent':8}{'chunks':>6} {'error':>9}{'sent':>10}{'again':>10}  a rank keeps"
     )
     for name in names or FAMILIES:
         family = FAMILIES[name]

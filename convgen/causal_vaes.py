@@ -53,8 +53,8 @@ def _feats(part: Any, caches: Any) -> list[Any]:
 
 
 def _kept(feats: list[Any]) -> tuple[Any, ...]:
-    """Two frames each, of which the first is zeros where there is one yet, as the convolutions pad; None for no cache, or
-    for one that is zeros yet."""
+    """Two frames each, of which the first is zeros where there is one yet, as the convolutions pad; None for no cache,
+    or for one that is zeros yet."""
 
     def kept(cache: Any) -> Any:
         if cache is None or isinstance(cache, str):

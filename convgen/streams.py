@@ -5,9 +5,9 @@
     y, state = steady(x[:, :, 1:5], state)
     y, state = steady(x[:, :, 5:9], state)
 
-A state holds of each cache this rank's block, with the rows around it that the next chunk's convolutions read: they came
-when the frames were new, and are not sent again. It is never gathered, and may be used again: what is made of it is
-another state.
+A state holds of each cache this rank's block, with the rows around it that the next chunk's convolutions read: they
+came when the frames were new, and are not sent again. It is never gathered, and may be used again: what is made of it
+is another state.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def stream(
         module: its mode and values stay as they are.
         first, steady: example arguments of the first chunk and of a later one, without caches; as of `from_torch`.
         mesh_or_grid, algorithm, whole, dtype, target, process_group: as of `methods`.
-        forward: a function of the module, the chunk's arguments and `caches=None`, that gives what it makes of the chunk,
-            and caches for the next one: tensors in tuples, lists or dicts, of the same shapes after every chunk; None
-            stands for one that is zeros yet. By default the module's own forward; "decode" or "encode" of a VAE of
+        forward: a function of the module, the chunk's arguments and `caches=None`, that gives what it makes of the
+            chunk, and caches for the next one: tensors in tuples, lists or dicts, of the same shapes after every chunk;
+            None stands for one that is zeros yet. By default the module's own forward; "decode" or "encode" of a VAE of
             diffusers (docs/streaming.md).
     Returns:
         Two that are called with a chunk: `y, state = first(x)`, `y, state = steady(x, state)`; without gradients. Their
@@ -120,7 +120,7 @@ def _caches(module: Any, function: Callable[..., Any], first: Sequence[Any], ste
 
         def faked(args: Any) -> Any:
             def one(v: Any) -> Any:
-                return mode.from_tensor(cast("Tensor", v)) if isinstance(v, torch.Tensor) else v
+                return mode.from_tensor(v) if isinstance(v, torch.Tensor) else v
 
             return tree_map(one, tuple(args))
 
@@ -142,10 +142,8 @@ def _caches(module: Any, function: Callable[..., Any], first: Sequence[Any], ste
     for path in dict.fromkeys((*begun, *then)):
         shapes = [f"{list(c[path].shape)} {c[path].dtype}" if path in c else "none" for c in (begun, then)]
         if path not in then or (path in begun and shapes[0] != shapes[1]):
-            fact = f"{name}: the cache {path or 'that it gives'} is {shapes[0]} after the first chunk, and {shapes[1]} after"
-            raise InputError(
-                f"{fact} the next", hint="the same after every chunk: frames of zeros in front where there are none yet"
-            )
+            fact = f"{name}: the cache {path} is {shapes[0]} after the first chunk, and {shapes[1]} after the next"
+            raise InputError(fact, hint="the same after every chunk: frames of zeros in front where there are none yet")
     if not then:
         raise InputError(f"{name}: its forward gives no caches", hint="what it gives is (y, caches)")
     return Zeros(tree, {p: torch.zeros(tuple(t.shape), dtype=t.dtype) for p, t in then.items()})
@@ -223,8 +221,8 @@ class Chunk:
         """What the module makes of a chunk, and the state behind it. Every rank of the mesh calls it.
 
         Args:
-            args: the chunk's arguments; of a later chunk the state before it, behind them. Whole tensors on every rank, or
-                with whole=False this rank's blocks.
+            args: the chunk's arguments; of a later chunk the state before it, behind them. Whole tensors on every rank,
+                or with whole=False this rank's blocks.
             batch: with whole=False the number of samples, where it is not the compiled one, or the state's.
         Raises:
             InputError: no such arguments; a state of another stream, or of another number of samples.

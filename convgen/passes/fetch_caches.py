@@ -24,12 +24,13 @@ class FetchCaches(NetworkPass):
         %y.x = exchange %c over=H : x[.., H+(1,1), ..]   %y.x1 = exchange %x over=H : x1[.., H+(1,1), ..]
         %y   = conv_forward %c, %w                 --->  %y   = concatenate_conv_forward %cache, %x, %w
 
-    So is a convolution behind a padding, whatever it fills in. A cache that comes with its halo, as a stream's do (docs/streaming.md), is then not sent again.
+    So is a convolution behind a padding, whatever it fills in. A cache that comes with its halo, as a stream's do
+    (docs/streaming.md), is then not sent again.
 
-    Needs:  a concatenation of an input that is a cache, which one row alone reads (spec/graph_caches.py), perhaps behind
-        a padding.
-    Sound:  the window of what is concatenated is that of its parts, one behind the other; along a dimension that no axis
-        splits a rank has all rows of either.
+    Needs:  a concatenation of an input that is a cache, which one row alone reads (spec/graph_caches.py), perhaps
+        behind a padding.
+    Sound:  the window of what is concatenated is that of its parts, one behind the other; along a dimension that no
+        axis splits a rank has all rows of either.
     Leaves: what reads no rows of others.
 
     Args:
@@ -54,9 +55,7 @@ class FetchCaches(NetworkPass):
             return reads[v] if readers[v] == 1 and v not in kept else None
 
         taken = set[int]()
-        handed: dict[str, Group] = {
-            v: () for v in caches
-        }  # values that are a cache as it is, with the rows that hand it on
+        handed: dict[str, Group] = dict.fromkeys(caches, ())  # what gives a cache as it is, with the rows that do
         for i, row in enumerate(program.rows):
             operation, (first, *_) = row.bound.operation, row.bound.reads or ("",)
             hands_on = operation.name in ("_to_copy", "clone") or isinstance(operation, Take)

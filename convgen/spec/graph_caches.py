@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from convgen.spec.graph import Arg, Call, Graph, Ref, refs
+from convgen.spec.graph import Call, Graph, Ref, refs
 
 CONCATENATIONS = ("cat", "concat", "concatenate")
 HAND_ON = (
@@ -20,8 +20,8 @@ READ = ("pad", "constant_pad_nd", "replication_pad3d", "conv1d", "conv2d", "conv
 
 
 def joined_for_each(graph: Graph) -> Graph:
-    """The same graph, in which what reads frames of a cache and new ones together has a concatenation of its own: it can
-    be one row with it (passes/fetch_caches.py).
+    """The same graph, in which what reads frames of a cache and new ones together has a concatenation of its own, with
+    which it can be one row (passes/fetch_caches.py).
 
     Example: of `c = cat(cache, x); y = conv(c, w); next = c[:, :, -2:]` the convolution gets a `c` of its own.
     """
@@ -37,14 +37,11 @@ def joined_for_each(graph: Graph) -> Graph:
             caches.add(first.name)
         elif first is not None and call.op in CONCATENATIONS and caches & {*read}:
             joins[first.name] = call
-        elif call.op in READ and read[:1] and (made := joins.get(read[0])) is not None:
-            if readers[read[0]] > 1 or read[0] in kept:
-                own = next(n for k in range(1, len(names) + 2) if (n := f"{read[0]}_{k}_joined") not in names)
-                names.add(own)
-                (value,) = made.results
-                assert value is not None
-                calls.append(replace(made, results=(replace(value, name=own),)))
-                rest: tuple[Arg, ...] = call.args[1:]
-                call = replace(call, args=(Ref(own), *rest))
+        elif call.op in READ and read[0] in joins and (readers[read[0]] > 1 or read[0] in kept):
+            own = next(n for k in range(1, len(names) + 2) if (n := f"{read[0]}_{k}_joined") not in names)
+            names.add(own)
+            made = joins[read[0]]
+            calls.append(replace(made, results=tuple(v and replace(v, name=own) for v in made.results)))
+            call = replace(call, args=(Ref(own), *call.args[1:]))
         calls.append(call)
     return graph if len(calls) == len(graph.calls) else replace(graph, calls=tuple(calls))

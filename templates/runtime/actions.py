@@ -475,8 +475,9 @@ class Actions:
 
         def window(strips: Sequence[Tensor], x: Tensor) -> Tensor:
             out = x.new_zeros([hi - lo for lo, hi in whole])
-            for part, box in ((within(x, halo.own, inner), inner), *zip(strips, [p.box for p in pieces.boundary])):
-                within(out, whole, box).copy_(part)
+            within(out, whole, inner).copy_(within(x, halo.own, inner))
+            for part, piece in zip(strips, pieces.boundary, strict=True):
+                within(out, whole, piece.box).copy_(part)
             return out
 
         return window

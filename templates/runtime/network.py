@@ -352,8 +352,8 @@ class NetworkModule(Known):
             given, batch, halo: as of `forward`.
             around: by output, the boxes in which that call takes it, by rank (`halos` of its package's Net).
         Returns:
-            The outputs, and the names of those that are given so: alike on all ranks. Of the others something would have
-            to be sent for it, and they are blocks.
+            The outputs, and the names of those that are given so: alike on all ranks. Of the others something would
+            have to be sent for it, and they are blocks.
         """
         with torch.no_grad():
             made = self._outside(given, batch, tuple(sorted(halo)), around)
