@@ -30,6 +30,7 @@ from convgen.operations.bound import Bound
 from convgen.passes.bucket_gradients import BucketGradients
 from convgen.passes.chunk_collectives import ChunkCollectives
 from convgen.passes.contract import After, NetworkPass, run_passes, tell
+from convgen.passes.fetch_caches import FetchCaches
 from convgen.passes.fuse_epilogues import FuseEpilogues
 from convgen.passes.fuse_forms import FuseForms
 from convgen.passes.fuse_masks import FuseMasks
@@ -58,6 +59,7 @@ from convgen.spec.aten.describe import Described, asks_on
 from convgen.spec.aten.responses import with_responses
 from convgen.spec.aten.sizes import AnySizes, for_any_sizes
 from convgen.spec.graph import FLOATS, TFLOAT32, Graph, Module
+from convgen.spec.graph_caches import joined_for_each
 from convgen.spec.graph_edit import check_autocast, check_reduce_dtype
 from convgen.spec.graph_modes import own_modes
 from convgen.spec.graph_parts import check_statistics, normalised, parts_of, with_statistics
@@ -230,7 +232,7 @@ def compile_network(
     check_reduce_dtype(reduce_dtype)
     check_autocast(autocast)
     chosen = machine or load_machine(target.kind)
-    graph, described, *_ = _described(graph, target)
+    graph, described, *_ = _described(joined_for_each(graph), target)
     if algorithm == "auto":
         room = Setting(machine=chosen).bounded
         parts = _parts(graph, described, statistics, target, reduce_dtype, autocast)
@@ -462,6 +464,7 @@ def _compiled(
         after = (_verifier(known.many), *(_verifier(one) for one in known.more), *after)
     tell(after, "choose", None)
     program = for_any_extents(program, known)
+    program = FetchCaches(",".join(graph.caches)).run(program) if graph.caches else program
     tell(after, "lower", program)
     plain, program = program, meanwhile(program, after)
     if target.is_mesh:

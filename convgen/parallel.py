@@ -170,19 +170,49 @@ def parallelize(
     check_reduce_dtype(_name(reduce_dtype))
     check_autocast(_name(autocast))
     check_weights(weights, seed)
+    axes, to = _where(mesh_or_grid, process_group, shares, target)
+    types = _name(reduce_dtype), _name(autocast)
+    how = How(axes, algorithm, machine, statistics, *types, tuple(sorted(recompute)), to, _name(dtype))
+    prepared = together(
+        question_of(module, example_inputs, name, open), how, ranks_of(mesh_or_grid, axes, process_group)
+    )
+    warn_of_idle_axes(prepared[2][IDLE].decode())
+    mesh = mesh_of(prepared, mesh_or_grid, process_group)
+    return on_mesh(module, prepared, how, mesh, whole=whole, parameters=parameters, weights=weights, seed=seed)
+
+
+def how_of(
+    mesh_or_grid: DeviceMesh | GridLike,
+    algorithm: str | None,
+    target: str | None,
+    dtype: torch.dtype | str | None,
+    process_group: ProcessGroup | None,
+) -> How:
+    """What several graphs on one mesh are compiled for, by arguments as of `parallelize`."""
+    axes, to = _where(mesh_or_grid, process_group, None, target)
+    return How(axes, algorithm, None, "global", "", "", (), to, _name(dtype))
+
+
+def _where(
+    mesh_or_grid: DeviceMesh | GridLike,
+    process_group: ProcessGroup | None,
+    shares: Mapping[str, Sequence[int]] | None,
+    target: str | None,
+) -> tuple[dict[str, int], str]:
+    """Axes, and a target."""
     given = isinstance(mesh_or_grid, (str, Mapping))
     if process_group is not None and not given:
         raise InputError("process_group= is what a grid's mesh is made of, and a mesh is given", hint="one of both")
     axes = _shared(_axes(mesh_or_grid) if given else _axes_of(mesh_or_grid), shares or {})
-    to = target or target_of(process_group if given else mesh_or_grid)
-    types = _name(reduce_dtype), _name(autocast)
-    how = How(axes, algorithm, machine, statistics, *types, tuple(sorted(recompute)), to, _name(dtype))
-    ranks = ranks_of(mesh_or_grid, axes, process_group)
-    prepared = together(question_of(module, example_inputs, name, open), how, ranks)
-    warn_of_idle_axes(prepared[2][IDLE].decode())
+    return axes, target or target_of(process_group if given else mesh_or_grid)
+
+
+def mesh_of(prepared: Prepared, mesh_or_grid: Any, process_group: ProcessGroup | None) -> Any:
+    """The mesh that is given, or the one of a grid."""
+    if not isinstance(mesh_or_grid, (str, Mapping)):
+        return mesh_or_grid
     group = {} if process_group is None else {"process_group": process_group}
-    mesh: Any = load_package(prepared[1], files=prepared[2]).init_mesh(**group) if given else mesh_or_grid
-    return on_mesh(module, prepared, how, mesh, whole=whole, parameters=parameters, weights=weights, seed=seed)
+    return load_package(prepared[1], files=prepared[2]).init_mesh(**group)
 
 
 Prepared = tuple[Answer, Path, dict[str, bytes]]  # what a module computes, and its package's files
@@ -213,7 +243,7 @@ def on_mesh(
             folder = keep(folder, files)
         package = load_package(folder, files=files)
     call = Call(type(module).__name__, made.arguments, made.inputs, made.outputs, made.results)
-    model: Any = model_class(package, call if whole else None)(mesh, parameters=parameters)
+    model: Any = model_class(package, call, whole=whole)(mesh, parameters=parameters)
     met.fill(model, values, tensors)
     return model.train(module.training)
 
@@ -345,6 +375,7 @@ class How:
 
     Attributes:
         stored: of each input, in order, the axes that split its dimensions; (): as the grid's letters say.
+        caches: inputs and outputs that are a stream's (streams.py).
     """
 
     axes: dict[str, int]
@@ -357,6 +388,7 @@ class How:
     target: str
     dtype: str
     stored: tuple[tuple[tuple[str, ...], ...], ...] = ()
+    caches: tuple[str, ...] = ()
 
     def typed(self, answer: Found) -> Found:
         """An answer, if there is one, in the type that is asked for."""
@@ -371,6 +403,7 @@ class How:
         chosen = load_machine(self.machine) if self.machine is not None else None
         key = (answer.text, tuple(self.axes.items()), self.algorithm, self.statistics, self.reduce_dtype, self.autocast)
         key = (*key, *([repr(chosen)] if chosen else []), *self.recompute, *([self.stored] if self.stored else []))
+        key = (*key, *([("caches", self.caches)] if self.caches else []))
         target = self.made_for
         key = (*key, *([str(target), remembered(target).identity] if target.is_gpu else []), *["mesh"] * target.is_mesh)
         return cached(answer.name, key_of(key, tensors))
@@ -384,9 +417,16 @@ class How:
         said += f", recompute={[*self.recompute]}" * bool(self.recompute)
         said += f", target={self.target!r}" * self.made_for.has_programs
         said += f", dtype={self.dtype!r}" * bool(self.dtype)
+        maker = (
+            "criterion(...)"
+            if self.stored
+            else "stream(...)"
+            if self.caches
+            else f"from_torch(module, example_inputs, {said})"
+        )
         stored = tuple(zip(answer.inputs, self.stored, strict=True)) if self.stored else ()
         compiled = compile_network(
-            replace(answer.graph, stored=stored),
+            replace(answer.graph, stored=stored, caches=self.caches),
             Grid(tuple(self.axes.items())),
             self.algorithm,
             machine=load_machine(self.machine) if self.machine is not None else None,
@@ -394,7 +434,7 @@ class How:
             reduce_dtype=self.reduce_dtype,
             autocast=self.autocast,
             again=self.recompute,
-            command=f"convgen.from_torch(module, example_inputs, {said})" if not stored else "convgen.criterion(...)",
+            command=f"convgen.{maker}",
             target=self.made_for,
         )
         (compiled,), _ = with_measured_networks([compiled])

@@ -37,8 +37,8 @@ class Call:
     results: Any
 
 
-def model_class(package: Any, call: Call | None) -> type[Any]:
-    """The package's Network, that can be pickled; with a call it takes and gives whole tensors."""
+def model_class(package: Any, call: Call, *, whole: bool) -> type[Any]:
+    """The package's Network, that can be pickled; takes and gives whole tensors, or blocks."""
     import torch
 
     base: Any = package.Network
@@ -48,7 +48,7 @@ def model_class(package: Any, call: Call | None) -> type[Any]:
         """A network on many ranks; parameters are blocks."""
 
         def __reduce_ex__(self, protocol: Any) -> Any:
-            return _again, (_folders(package), call), self.__getstate__()
+            return _again, (_folders(package), call, whole), self.__getstate__()
 
         def __deepcopy__(self, memo: dict[int, Any]) -> Any:
             copied = memo[id(self)] = self.__new__(type(self))
@@ -60,10 +60,9 @@ def model_class(package: Any, call: Call | None) -> type[Any]:
 
         @disabled
         def forward(self, *args: Any, **keywords: Any) -> Any:
-            assert call is not None
             try:
                 inputs = call.arguments.tensors(args, keywords)
-                batch, sizes = _sizes(package, inputs)
+                batch, sizes = sizes_of(package, inputs)
                 blocks = [package.scatter(name, inputs[name], self._mesh) for name in call.inputs]
             except Exception as error:  # perhaps of this rank's arguments alone
                 self._refuse(error)
@@ -73,19 +72,20 @@ def model_class(package: Any, call: Call | None) -> type[Any]:
             if call.outputs == ("output",):
                 made = [made]
             several: list[Tensor] = [*made] if isinstance(made, (list, tuple)) else [*made.values()]
-            whole = {
+            found = {
                 str(k): package.gather(name, y, self._mesh, batch=batch, sizes=sizes)
                 for k, (name, y) in enumerate(zip(call.outputs, several, strict=True))
             }
-            return filled(call.results, whole)
+            return filled(call.results, found)
 
-    kind = Model if call is None else Whole
-    kind.__name__ = kind.__qualname__ = base.__name__ if call is None else call.name
-    kind.package, kind.gives_whole = package, call is not None
+    kind = Whole if whole else Model
+    kind.__name__ = kind.__qualname__ = call.name if whole else base.__name__
+    kind.call = call
+    kind.package, kind.gives_whole = package, whole
     return kind
 
 
-def _sizes(package: Any, inputs: Mapping[str, Tensor]) -> tuple[int | None, dict[str, int]]:
+def sizes_of(package: Any, inputs: Mapping[str, Tensor]) -> tuple[int | None, dict[str, int]]:
     """The number of samples, where it is open, and other open extents by letter.
 
     Raises:
@@ -121,10 +121,10 @@ def _folders(package: Any) -> dict[str, tuple[str, bool]]:
     return {n: (str(Path(str(sys.modules[n].__file__)).parent), n in CHECKED.packages) for n in names}
 
 
-def _again(folders: Mapping[str, tuple[str, bool]], call: Call | None) -> Any:
+def _again(folders: Mapping[str, tuple[str, bool]], call: Call, whole: bool) -> Any:
     """An empty model, of a package that is loaded again where it isn't: from its folder, or from this cache."""
     packages = [_loaded_again(name, Path(folder), checked) for name, (folder, checked) in folders.items()]
-    kind: Any = model_class(packages[0], call)
+    kind: Any = model_class(packages[0], call, whole=whole)
     return kind.__new__(kind)
 
 

@@ -214,7 +214,7 @@ def pad(draw: Random) -> Case:
     mode: PadMode = draw.choice(("constant", "reflect", "replicate"))
     most = [{"constant": 3, "reflect": n - 1, "replicate": 3}[mode] for n in shape]
     sides = [(draw.randint(0, min(m, 3)), draw.randint(0, min(m, 3))) if draw.random() < 0.7 else (0, 0) for m in most]
-    if mode == "constant" and draw.random() < 0.3:
+    if mode != "reflect" and draw.random() < 0.3:
         sides = [(draw.randint(-((n - 1) // 2), 2), draw.randint(-((n - 1) // 2), 2)) for n in shape]
     return filled(draw, padded(shape, sides, mode, draw.choice((0.0, 3.0))), whole)
 

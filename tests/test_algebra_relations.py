@@ -13,8 +13,9 @@ import torch
 
 from convgen.algebra import relations
 from convgen.algebra.blocks import span
-from convgen.algebra.relations import Blocks, Ratio, ReadBy, Relation, Reverse, Table, Taps, Through
+from convgen.algebra.relations import Blocks, Clamp, Ratio, ReadBy, Relation, Reverse, Table, Taps, Through
 from convgen.operations.linear_maps import of_unit_vectors, table
+from convgen.operations.upsampling import Upsample
 
 DRAWS = 120 * int(os.environ.get("DRAWS", "1"))
 AROUND = 40  # rows of a tensor are looked for so far outside of it
@@ -34,11 +35,18 @@ def blocks_of(draw: Random) -> Blocks:
     return Blocks(draw.randint(0, 12), tuple(draw.randint(1, 3) for _ in range(draw.randint(1, 3))))
 
 
+def clamp(draw: Random) -> Clamp:
+    below, extent = draw.randint(-3, 6), draw.randint(1, 12)
+    return Clamp(extent, below, draw.randint(max(-3, -extent - below), 6))
+
+
 RELATIONS: dict[str, Callable[[Random], Relation]] = {
     "taps": taps,
     "read by": lambda draw: ReadBy(taps(draw)),
     "ratio": lambda draw: Ratio(draw.randint(1, 6), draw.randint(1, 6), draw.randint(1, 3)),
     "reverse": lambda draw: Reverse(draw.randint(1, 12)),
+    "clamp": clamp,
+    "clamped by": lambda draw: clamp(draw).inverse,
     "table": rows_of,
     "blocks": blocks_of,
     "block of": lambda draw: blocks_of(draw).inverse,
@@ -187,6 +195,11 @@ def flip(draw: Random) -> tuple[Relation, Operator, int]:
     return Reverse(n), lambda x: x.flip(2), n
 
 
+def replicate(draw: Random) -> tuple[Relation, Operator, int]:
+    below, above, n = draw.randint(0, 3), draw.randint(0, 3), draw.randint(1, 9)
+    return Clamp(n, below, above), lambda x: torch.nn.functional.pad(x, [below, above], "replicate"), n
+
+
 def pad_and_slice(draw: Random) -> tuple[Relation, Operator, int]:
     p, s = draw.randint(0, 3), draw.randint(1, 3)
     return Taps(stride=s, pad=p), lambda x: torch.nn.functional.pad(x, [p, p])[..., ::s], draw.randint(1, 9)
@@ -194,7 +207,7 @@ def pad_and_slice(draw: Random) -> tuple[Relation, Operator, int]:
 
 @pytest.mark.parametrize(
     "kind",
-    [convolution, transposed, adaptive, average, flip, pad_and_slice],
+    [convolution, transposed, adaptive, average, flip, replicate, pad_and_slice],
     ids=lambda kind: kind.__name__,
 )
 def test_relations_are_what_operators_read(kind: Callable[[Random], tuple[Relation, Operator, int]]) -> None:
@@ -210,3 +223,19 @@ def test_a_table_is_the_hull_of_a_matrix() -> None:
     reflected = of_unit_vectors(lambda x: torch.nn.functional.pad(x, [2, 1], "reflect"), 4)
     assert table(reflected).window(0, 3) == (0, 3)  # rows 2, 1, 0
     assert table(torch.tensor([[0, 1, 0, 1], [0, 0, 0, 0]])).rows == ((1, 4), (0, 0))
+
+
+def test_hulls_of_interpolation_need_no_matrix() -> None:
+    """Of extents far larger than what a row reads, up and down, with scales of one's own."""
+    draw = Random("hulls")
+    for _ in range(DRAWS // 2):
+        n, size = draw.randint(1, 90), draw.randint(1, 90)
+        mode = draw.choice(("nearest", "nearest-exact", "linear", "bicubic", "linear-aa", "bicubic-aa"))
+        scales = (size / n * draw.choice((1.0, 0.9, 1.1)),) if draw.random() < 0.3 and "aa" not in mode else None
+        corners = draw.random() < 0.3 and "nearest" not in mode
+        columns = ((), ()) if mode in ("nearest", "nearest-exact", "linear") else ((2,), (2,))
+        shape, out = (1, 1, n, *columns[0]), (size, *columns[1])
+        some = None if scales is None else (*scales, *(1.0 for _ in columns[0]))
+        operation = Upsample(shape, out, mode, corners, some)
+        matrix, relation = operation.matrix(2), operation.relation(2)
+        assert [relation.window(o, o + 1) for o in range(size)] == [*table(matrix).rows], operation

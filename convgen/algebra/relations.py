@@ -12,6 +12,7 @@ this file in them.
 | ReadBy | the rows that read row o by `Taps`: transposed convolution, the gradient of a convolution |
 | Ratio | [o*a // b * u, ceil((o + 1)*a / b) * u): groups of channels, adaptive pooling, views |
 | Reverse | n - 1 - o: flip |
+| Clamp | the row of the tensor that is nearest to o - P: replicate padding |
 | Table | what a table says: interpolation, reflection; anything that ATen's own operator says of unit vectors |
 | Through | what the rows of another relation read: two rows of a network as one |
 | Blocks | block number o of `extent` rows by the block rule; its inverse, BlockOf, the number of the block of row o |
@@ -230,6 +231,67 @@ class Reverse(Relation):
 
 
 @dataclass(frozen=True, slots=True)
+class Clamp(Relation):
+    """Row o of extent + below + above rows reads row min(max(o - below, 0), extent - 1); one beyond them reads nothing.
+
+    Example:
+        >>> Clamp(extent=8, below=2, above=1).window(0, 4)
+        (0, 2)
+    """
+
+    extent: int
+    below: int
+    above: int
+
+    @property
+    def count(self) -> int:
+        """Rows that read one."""
+        return self.extent + self.below + self.above
+
+    @property
+    def inverse(self) -> Relation:
+        return ClampedBy(self)
+
+    def row(self, o: int) -> Sequence[int]:
+        return [min(max(o - self.below, 0), self.extent - 1)] if 0 <= o < self.count else []
+
+    def window(self, lo: Number, hi: Number) -> tuple[Number, Number]:
+        lo, hi = _most(lo, 0), _least(hi, self.count)
+        start, last = (_least(_most(o - self.below, 0), self.extent - 1) for o in (lo, hi - 1))
+        return _where(hi, lo, start, last + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ClampedBy(Relation):
+    """Row o reads the rows that read it by `Clamp`: the first and the last row those of the padding, too.
+
+    Example:
+        >>> ClampedBy(Clamp(extent=8, below=2, above=1)).window(0, 4)
+        (0, 6)
+    """
+
+    clamp: Clamp
+
+    @property
+    def word(self) -> str:
+        return "clamped_by"
+
+    @property
+    def inverse(self) -> Relation:
+        return self.clamp
+
+    def row(self, o: int) -> Sequence[int]:
+        return range(*self.window(o, o + 1))
+
+    def window(self, lo: Number, hi: Number) -> tuple[Number, Number]:
+        of = self.clamp
+        lo, hi = _most(lo, 0), _least(hi, of.extent)
+        start = _choice(lo == 0, 0, _most(lo + of.below, 0))
+        end = _choice(hi == of.extent, of.count, _least(hi + of.below, of.count))
+        return plain(start), _choice((hi > lo) & (end > start), end, start)
+
+
+@dataclass(frozen=True, slots=True)
 class Table(Relation):
     """Row o reads the interval `rows[o]`; with an empty one, or behind the last, nothing."""
 
@@ -238,9 +300,11 @@ class Table(Relation):
     @property
     def inverse(self) -> Relation:
         """Hulls: between two rows that read one there may be others that don't."""
-        extent = max((hi for _, hi in self.rows), default=0)
-        readers = ([o for o, (lo, hi) in enumerate(self.rows) if lo <= row < hi] for row in range(extent))
-        return Table(tuple((found[0], found[-1] + 1) if found else (0, 0) for found in readers))
+        found = [(0, 0)] * max((hi for _, hi in self.rows), default=0)
+        for o, (lo, hi) in enumerate(self.rows):
+            for row in range(lo, hi):
+                found[row] = (found[row][0] if found[row][1] else o, o + 1)
+        return Table(tuple(found))
 
     def row(self, o: int) -> Sequence[int]:
         return range(*self.rows[o]) if o < len(self.rows) else range(0)

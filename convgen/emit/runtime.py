@@ -25,8 +25,8 @@ PARTS = (
 # Only networks have these.
 NETWORK_PARTS: tuple[str, ...] = (
     "travel", "tf32", "convolved", "splits", "lanes", "copies", "pieces", "chunks", "rows", "nodes", "on_mesh",
-    "listing", "norms", "checkpoints", "local_code", "biases", "surrounded", "actions", "linked", "region", "net",
-    "inside", "scopes", "steps", "network",
+    "listing", "norms", "checkpoints", "local_code", "biases", "surrounded", "handed_on", "actions", "linked", "region",
+    "net", "inside", "scopes", "steps", "network",
 )  # fmt: skip
 
 OWN_PARTS = ("convolved", "nodes", "on_mesh")  # of these, only networks whose target has programs of its own

@@ -33,6 +33,26 @@ def table(matrix: Any) -> Table:
     return Table(tuple(zip((first * some).tolist(), (last * some).tolist(), strict=True)))
 
 
+def hulls(operator: Callable[[Any], Any], extent: int, reach: int) -> Table:
+    """`table` of what an operator makes of unit vectors, without their matrix, whose size is a square: the time and
+    memory are those of `2 * reach + 1` rows.
+
+    Args:
+        operator: a map of the rows of (N, C, rows) by weights that add up to 1 in each row.
+        reach: how far from their weighted mean the rows lie that one row reads.
+    """
+    count = 2 * reach + 1
+    if extent <= count:
+        return table(of_unit_vectors(operator, extent))
+    rows, some = torch.arange(extent, dtype=torch.float64), torch.arange(count)[:, None]
+    combs = (torch.arange(extent) % count == some).double()  # of the rows of one comb an operator's row reads one
+    read, mean = operator(combs[None])[0] != 0, operator(rows[None, None])[0, 0]
+    found = (some + count * ((mean - some) / count).round()).long()
+    first = found.where(read, torch.tensor(extent)).amin(0)
+    last = found.where(read, torch.tensor(-1)).amax(0) + 1
+    return Table(tuple(zip(first.tolist(), last.tolist(), strict=True)))
+
+
 class LinearMap(Operation):
     """y is x with a matrix along some of its dimensions."""
 
@@ -105,7 +125,7 @@ class LinearMap(Operation):
         """Two flops a nonzero, as if rows were mapped one dimension after the other."""
         signature = self.signatures[way]
         made = prod(made_here(at, signature.results[0]))
-        reads = {d: self.relation(d) for d in self.maps}
+        reads = {d: signature.inputs[0].dims[d].relation or self.relation(d) for d in self.maps}
         taps = sum(max(len(reads[d].row(o)) for o in range(n)) for d, n in self.maps.items())
         return Work(2 * made * taps, touched(at, signature))
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any, Literal
 
-from convgen.algebra.relations import Relation, Reverse, Table, Taps
+from convgen.algebra.relations import Clamp, Relation, Reverse, Table, Taps
 from convgen.algebra.signature import Made, Operand, Signature
 from convgen.late import torch
 from convgen.operations.row import At, Interval, Operation, fit, numbered, on_device, own, read_here, unfit
@@ -20,7 +20,7 @@ class Take(Operation):
 
     Attributes:
         shape: of x; `out`: of y.
-        relations: of one row each (Taps of one tap, Reverse, Table); None: the row itself.
+        relations: of one row each (Taps of one tap, Reverse, Clamp, Table); None: the row itself.
     """
 
     shape: tuple[int, ...]
@@ -49,6 +49,10 @@ class Take(Operation):
                     y = y[(slice(None),) * d + (slice(start, start + count * stride, stride),)]
                     inner = [(0, n) for n in y.shape[d + 1 :]]
                     y = fit(y, [have, *inner], [want, *inner], self.fill)
+                case Clamp():
+                    below, start, count, above = self._clamped(at, d, relation)
+                    edges = [y.narrow(d, r, 1).expand(*y.shape[:d], n, *y.shape[d + 1 :]) for r, n in below + above]
+                    y = torch.cat([*edges[: len(below)], y.narrow(d, start, count), *edges[len(below) :]], d)
                 case _:
                     y = y.index_select(d, self._rows(at, d, relation, y))
         return (y,)
@@ -58,6 +62,15 @@ class Take(Operation):
         (lo, hi), (first, last) = at.blocks[f"d{d}"], at.inside[0][d]
         begin, end = (min(max(-(-(r + taps.pad) // taps.stride), lo), hi) for r in (first, last))
         return begin * taps.stride - taps.pad - first, (begin, end), (lo, hi)
+
+    def _clamped(self, at: At, d: int, clamp: Clamp) -> tuple[list[Interval], int, int, list[Interval]]:
+        """Of the rows that are made here: those before x, as the number here of the row that they repeat and how many
+        they are, if any; the first and the number of those in x; and those behind x."""
+        (lo, hi), first, n = at.blocks[f"d{d}"], at.inside[0][d][0], clamp.extent
+        begin, end = (min(max(r, lo), hi) for r in (clamp.below, clamp.below + n))
+        before, behind = (-first, begin - lo), (n - 1 - first, hi - end)
+        start = begin - clamp.below - first if end > begin else 0
+        return [before] * (begin > lo), start, end - begin, [behind] * (hi > end)
 
     def _rows(self, at: At, d: int, relation: Relation, like: Any) -> Any:
         """The rows that are picked, by their numbers here."""
@@ -82,6 +95,13 @@ class Take(Operation):
                     dx = unfit(dx, [have, *inner], [want, *inner])
                     if (start, count) != (0, shape[d]):
                         dx = aten.slice_backward(dx, sizes, d, start, start + count * stride, stride)
+                case Clamp():
+                    below, start, count, above = self._clamped(at, d, relation)
+                    lo, made = sum(n for _, n in below), dx
+                    dx = aten.slice_backward(made.narrow(d, lo, count), sizes, d, start, start + count, 1)
+                    for begin, edges in ((0, below), (lo + count, above)):
+                        for row, n in edges:
+                            dx.narrow(d, row, 1).add_(made.narrow(d, begin, n).sum(d, keepdim=True))
                 case _:
                     dx = aten.index_select_backward(dx, sizes, d, self._rows(at, d, relation, dx))
         return (dx,)
@@ -114,7 +134,7 @@ def padded(shape: Sequence[int], sides: Sequence[tuple[int, int]], mode: PadMode
             case "constant":
                 relations.append(Taps(pad=below))
             case "replicate":
-                relations.append(_table(min(max(r, 0), n - 1) for r in rows))
+                relations.append(Clamp(n, below, above))
             case "reflect":
                 relations.append(_table(n - 1 - abs(n - 1 - abs(r)) for r in rows))
     out = tuple(n + below + above for n, (below, above) in zip(shape, sides, strict=True))

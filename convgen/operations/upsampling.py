@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from math import ceil
 from typing import Any, Literal
 
+from convgen.algebra.relations import Ratio, Relation, Table
 from convgen.late import torch
-from convgen.operations.linear_maps import LinearMap, of_unit_vectors
+from convgen.operations.linear_maps import LinearMap, hulls, of_unit_vectors
+from convgen.operations.row import At, on_device
 
 
 @dataclass(frozen=True)
@@ -30,24 +34,57 @@ class Upsample(LinearMap):
     def maps(self) -> Mapping[int, int]:
         return dict(enumerate(self.size, 2))
 
+    @cached_property
+    def reads(self) -> Mapping[int, Relation]:
+        """By dimension; the nearest row times a whole number in closed form."""
+        found: dict[int, Relation] = {}
+        for d, size in self.maps.items():
+            n, times, operator = self.shape[d], size // self.shape[d], self.operator(d)
+            if not self.mode.startswith("nearest"):
+                shrinks = max(n / size, 1 / self.scales[d - 2] if self.scales else 1, 1)
+                found[d] = hulls(operator, n, ceil((4 if "bicubic" in self.mode else 2) * shrinks) + 2)
+                continue
+            rows: list[int] = operator(torch.arange(n, dtype=torch.float64)[None, None])[0, 0].long().tolist()
+            is_whole = rows == [o // times for o in range(n * times)] if times else False
+            found[d] = Ratio(1, times) if is_whole else Table(tuple((r, r + 1) for r in rows))
+        return found
+
+    def relation(self, d: int) -> Relation:
+        return self.reads[d]
+
+    def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
+        """The nearest row is picked: a product with the matrix would make NaNs of every row of an infinite one."""
+        if way or not self.mode.startswith("nearest"):
+            return super().local(way, at, *operands)
+        (y,) = operands
+        for d in self.maps:
+            key = d, *at.blocks[f"d{d}"], at.inside[0][d][0], y.device
+            if key not in self._parts:
+                rows = tuple([self.reads[d].row(o)[0] - key[3] for o in range(*key[1:3])])
+                self._parts[key] = on_device(rows, torch.int64, y.device)
+            y = y.index_select(d, self._parts[key])
+        return (y,)
+
     def matrix(self, d: int) -> Any:
+        return of_unit_vectors(self.operator(d), self.shape[d])
+
+    def operator(self, d: int) -> Callable[[Any], Any]:
+        """ATen's along one dimension, of (N, C, rows)."""
         aten, corners = torch.ops.aten, self.align_corners
-        n, rows, scale = self.shape[d], [self.size[d - 2]], self.scales[d - 2] if self.scales else None
+        rows, scale = [self.size[d - 2]], self.scales[d - 2] if self.scales else None
         match self.mode:
             case "nearest":
-                return of_unit_vectors(lambda x: aten.upsample_nearest1d(x, rows, scale), n)
+                return lambda x: aten.upsample_nearest1d(x, rows, scale)
             case "nearest-exact":
-                return of_unit_vectors(lambda x: aten._upsample_nearest_exact1d(x, rows, scale), n)
+                return lambda x: aten._upsample_nearest_exact1d(x, rows, scale)
             case "linear":
-                return of_unit_vectors(lambda x: aten.upsample_linear1d(x, rows, corners, scale), n)
+                return lambda x: aten.upsample_linear1d(x, rows, corners, scale)
             case "bicubic":  # of two dimensions only: one column beside the rows
                 flat = aten.upsample_bicubic2d
-                return of_unit_vectors(lambda x: flat(x[..., None], [*rows, 1], corners, scale, None)[..., 0], n)
+                return lambda x: flat(x[..., None], [*rows, 1], corners, scale, None)[..., 0]
             case "linear-aa" | "bicubic-aa":  # two columns: with one ATen takes rows for channels that come last
                 wide = aten._upsample_bicubic2d_aa if self.mode == "bicubic-aa" else aten._upsample_bilinear2d_aa
-                return of_unit_vectors(
-                    lambda x: wide(x[..., None].repeat(1, 1, 1, 2), [*rows, 2], corners, scale, None)[..., 0], n
-                )
+                return lambda x: wide(x[..., None].repeat(1, 1, 1, 2), [*rows, 2], corners, scale, None)[..., 0]
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         """ATen's operator of as many dimensions as there are."""

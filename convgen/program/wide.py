@@ -12,13 +12,13 @@ are read in order. The row takes the roles of its last part; values between are 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from convgen.algebra.relations import ReadBy, Taps, Through
+from convgen.algebra.relations import Clamp, ReadBy, Taps, Through
 from convgen.algebra.signature import Made, Operand, Signature
 from convgen.operations.bound import Bound
 from convgen.operations.fused import MADE, Fused, Link
@@ -26,7 +26,7 @@ from convgen.program.network import Program
 from convgen.program.rows import PlacedRow, Stored, place
 
 Group = tuple[int, ...]  # numbers of rows of the network as it is described, in order
-IN_ORDER = (Taps, ReadBy, Through)
+IN_ORDER = (Taps, ReadBy, Clamp, Through)
 
 
 # ---- what may be one row ----
@@ -74,26 +74,34 @@ def _before(
     return None
 
 
-def faults(operation: Fused) -> Iterator[str]:
-    """Why rows can't be one, if they can't."""
+def faults(operation: Fused, split: Collection[str] | None = None) -> Iterator[str]:
+    """Why rows can't be one, if they can't.
+
+    Args:
+        split: where several operands may be read by rows, indices that axes split: a rank has all rows of others.
+    """
     (signature,) = operation.signatures
     for part, made in zip(operation.parts, operation.made, strict=True):
         (result,) = part.signature.results
         nests = [sum(part.signature.extent[i] > 1 for i in own.indices) > 1 for own in result.dims]
         if any(wide.indices and nest for wide, nest in zip(made, nests, strict=True)):
             yield f"blocks of {part.operation.name}'s result cut a nest"
-        yield from (f"{part.operation.name}: {fault}" for fault in _window_faults(made, result.shape, signature))
+        yield from (f"{part.operation.name}: {fault}" for fault in _window_faults(made, result.shape, signature, split))
     windowed = [o for o in signature.inputs if any(m.relation for m in o.dims)]
-    if len(windowed) != 1:
+    if split is None and len(windowed) != 1:
         yield f"windows of {len(windowed)} operands"
     for operand in windowed:
-        yield from (f"{operand.name}: {fault}" for fault in _window_faults(operand.dims, operand.shape, signature))
+        yield from (
+            f"{operand.name}: {fault}" for fault in _window_faults(operand.dims, operand.shape, signature, split)
+        )
 
 
-def _window_faults(made: Sequence[Made], shape: Sequence[int], signature: Signature) -> Iterator[str]:
+def _window_faults(
+    made: Sequence[Made], shape: Sequence[int], signature: Signature, split: Collection[str] | None
+) -> Iterator[str]:
     """Of what rows of the last result read: a rank whose rows read nothing makes zeros, and a bias may be no zero."""
     for one, extent in zip(made, shape, strict=True):
-        if one.relation is None:
+        if one.relation is None or (split is not None and one.indices[0] not in split):
             continue
         if not isinstance(one.relation, IN_ORDER):
             yield "rows are not read in order"
@@ -144,17 +152,17 @@ def numbers(count: int, groups: Sequence[Group]) -> list[int]:
 
 
 def widened(
-    program: Program, groups: Sequence[Group], as_one: Callable[[Program, Group], PlacedRow | None] | None = None
+    program: Program, groups: Sequence[Group], made: Callable[[Program, Group], PlacedRow | None] | None = None
 ) -> Program:
     """A program with groups of its rows as one each, where signatures and roles allow it.
 
     Args:
         groups: of numbers of its rows, which are none that are one already.
-        as_one: the row that stands for a group; by default one whose halo travels instead of what lies between.
+        made: the row that stands for a group; by default one whose halo travels instead of what lies between.
     """
     rows, taken = dict(enumerate(program.rows)), list[Group]()
     for group in groups:
-        one = (as_one or _as_one)(program, group)
+        one = (made or as_one)(program, group)
         if one is None:
             continue
         taken.append(group)
@@ -180,7 +188,12 @@ def widened(
     )
 
 
-def _as_one(program: Program, group: Group) -> PlacedRow | None:
+def as_one(program: Program, group: Group, *, several: bool = False) -> PlacedRow | None:
+    """The row that stands for a group, of which halos of operands travel and nothing else; None where it can't be.
+
+    Args:
+        several: whether several operands may be read by rows.
+    """
     last = program.rows[group[-1]]
     bound = joined([program.rows[i].bound for i in group])
     operation = bound.operation
@@ -197,6 +210,8 @@ def _as_one(program: Program, group: Group) -> PlacedRow | None:
     values, operands = (*bound.reads, *bound.makes), (*signature.inputs, *signature.results)
     if any(map(travels, values, operands, (*reads, *last.makes))):
         return None
-    if not set(roles) <= set(signature.extent) or any(faults(operation)):
+    if not set(roles) <= set(signature.extent) or any(
+        faults(operation, {i for i, axes in roles.items() if axes} if several else None)
+    ):
         return None
     return place(bound, program.grid, 0, roles, reads, last.makes)

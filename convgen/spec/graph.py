@@ -155,7 +155,10 @@ class Graph:
         given: rows whose layout is given; a graph's file has none.
         asks: of a source that asks values for their types, by autocast's type why it can't be said what comes of that
             under it; "" where it can. () of a source that asks nothing.
-        stored: (input, of each dimension the axes that split it), of those of which it is given; a file has none.
+        stored: (value, of each dimension the axes that split it), of inputs and parameters of which it is given; a file
+            has none.
+        caches: inputs and outputs that are frames of chunks before, which may come and go with their halos
+            (graph_caches.py); a file has none.
     """
 
     name: str
@@ -177,6 +180,7 @@ class Graph:
     stored: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = ()
     open: tuple[tuple[str, int], ...] = ()
     conditions: tuple[Condition, ...] = ()
+    caches: tuple[str, ...] = ()
     source_file: Source = field(default_factory=Source, compare=False)
 
     @property

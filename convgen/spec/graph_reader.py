@@ -109,6 +109,7 @@ class _Reader:
             stored=(),
             open=opened,
             conditions=tuple(self.conditions(data.get("conditions"))),
+            caches=(),
             source_file=self.source,
         )
 

@@ -258,12 +258,12 @@ class _Writer:
             return self.call(op, args, made, node.name, "LocalResponseNorm")
 
         y = call("mul.Tensor", (Ref(x), Ref(x)), shape)
-        y = call("view", (Ref(y), (Samples(), 1, c, *rest)), (n, 1, c, *rest))
+        y = call("view", (Ref(y), (samples(), 1, c, *rest)), (n, 1, c, *rest))
         sides = (0, 0, 0, 0, size // 2, (size - 1) // 2)
         y = call("pad", (Ref(y), sides, "constant", None), (n, 1, c + size - 1, *rest))
         pooled = (size, 1, 1), (1, 1, 1), (0, 0, 0), False, True, None
         y = call("avg_pool3d", (Ref(y), *pooled), (n, 1, c, *rest))
-        y = call("view", (Ref(y), (Samples(), *shape[1:])), shape)
+        y = call("view", (Ref(y), (samples(), *shape[1:])), shape)
         for op, args in (("mul.Tensor", (alpha,)), ("add.Tensor", (k, 1)), ("pow.Tensor_Scalar", (beta,))):
             y = call(op, (Ref(y), *args), shape)
         return call("div.Tensor", (Ref(x), Ref(y)), shape)

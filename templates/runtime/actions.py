@@ -11,13 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from convgen.operations.convolution import Rimmed
 from convgen.operations.row import taken_as
 
 from .biases import LOW, WithBias, added_before, biases_of
 from .chunks import Chunked
 from .conversions import named, within
+from .handed_on import Wide
+from .here import held_at
 from .lanes import begin, noted
-from .layout import Box, ith_part
+from .layout import Box, common, ith_part
 from .listing import Line, Steps
 from .local_code import LocalCode
 from .mesh import Place
@@ -72,23 +75,29 @@ class Actions:
         self.biases = biases_of(steps, self.stands) if low else {}
         self._added = {line.key: self.stands[line.key] for line in self.biases.values()}
         self.stands |= {label: added_before(stand) for label, stand in self._added.items()}
-        self._surrounded: dict[str, Box] = {}
+        self._surrounded: dict[tuple[str, int], Box] = {}
+        self.wide: Mapping[str, Wide] = {}
 
     def here(self, stand: Stand) -> RowHere:
         return RowHere(stand, self.place, 0)  # type: ignore[arg-type]
 
-    def surrounded(self, name: str, lines: Sequence[Line]) -> Box:
-        """Where an input's block lies, with the rows that these steps fetch around it."""
-        if name not in self._surrounded:
-            own = RowHere(self.ctx.net, self.place, 0).held(self.ctx.net.split(name, self.ctx.open))
-            made = surrounded(name, own, lines, self.moves, lambda stand, layout: self.here(stand).held(layout))
-            self._surrounded[name] = made
-        return self._surrounded[name]
+    def surrounded(self, name: str, lines: Sequence[Line], p: int | None = None) -> Box:
+        """Where an input's block lies, with the rows that these steps fetch around it.
+
+        Args:
+            p: another rank's position.
+        """
+        p = self.place.me if p is None else p
+        if (name, p) not in self._surrounded:
+            own = held_at(self.ctx.net, self.ctx.net.split(name, self.ctx.open), p, 0)
+            made = surrounded(name, own, lines, self.moves, lambda stand, layout: held_at(stand, layout, p, 0))  # type: ignore[arg-type]
+            self._surrounded[name, p] = made
+        return self._surrounded[name, p]
 
     def _box_of(self, line: Line) -> Box | None:
         """Where what a step reads lies, if it is an input that has come with the rows around it."""
         name = line.reads[-1]
-        return self._surrounded[name.removesuffix(HALO)] if name.endswith(HALO) else None
+        return self._surrounded[name.removesuffix(HALO), self.place.me] if name.endswith(HALO) else None
 
     def action(self, line: Line, wants: Flags, needed: Flags, read: Flags, over: bool) -> Action:
         """What a step does.
@@ -451,6 +460,34 @@ class Actions:
 
         return wait
 
+    # ---- What is handed on to another call ----
+
+    def _around(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
+        have, wanted = self.wide[line.makes[0]].reads
+        if not have:
+            return lambda value: value.new_empty([hi - lo for lo, hi in wanted])
+        return lambda value: taken_from(_as_one(value), have, wanted)
+
+    def _wide(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
+        at, boxes = self.wide[line.makes[0]]
+        code = LocalCode(self.stand(line), at, boxes)
+        return lambda *operands: code.run(*map(_as_one, operands))[0]
+
+    def _window(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
+        """A window of the strips that a boundary reads, and the block."""
+        stand, pieces, halo, k = self._of_move(line)
+        whole = self.here(stand).held(stand.windows[k])
+        inner = common(halo.own, whole)
+
+        def window(strips: Sequence[Tensor], x: Tensor) -> Tensor:
+            out = x.new_zeros([hi - lo for lo, hi in whole])
+            within(out, whole, inner).copy_(within(x, halo.own, inner))
+            for part, piece in zip(strips, pieces.boundary, strict=True):
+                within(out, whole, piece.box).copy_(part)
+            return out
+
+        return window
+
     # ---- Others ----
 
     def _add(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
@@ -484,6 +521,10 @@ def _add_over(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     if a is None or b is None or a.dtype != b.dtype or not a.is_contiguous():
         return _added(a, b)
     return a.add_(b)
+
+
+def _as_one(value: Any) -> Any:
+    return value.whole() if isinstance(value, Rimmed) else value
 
 
 def _with(found: Action, needed: Flags, makes: int) -> Action:

@@ -20,6 +20,7 @@ from convgen.operations.convolution import Rimmed
 
 from .actions import CHAINS, Action, Actions, Flags
 from .copies import first_nan
+from .handed_on import Boxes, HandedOn
 from .lanes import noted
 from .listing import NOTHING, Line, Steps, in_mode
 from .mesh import Place
@@ -86,10 +87,21 @@ class Linked:
     Args:
         trains: by module, whether it is in training; "" is the network.
         wide: inputs that come with the rows around their blocks.
+        around: by output, the boxes in which the next call takes it, by rank.
+
+    Attributes:
+        outputs: by name, the slots.
+        handed_on: outputs that are given so; others are blocks.
     """
 
     def __init__(
-        self, steps: Steps, ctx: Any, place: Place, trains: Callable[[str], bool], wide: Sequence[str] = ()
+        self,
+        steps: Steps,
+        ctx: Any,
+        place: Place,
+        trains: Callable[[str], bool],
+        wide: Sequence[str] = (),
+        around: Mapping[str, Boxes] | None = None,
     ) -> None:
         self.steps, self.ctx = steps, ctx
         self.actions = Actions(steps, ctx, place, trains)
@@ -98,10 +110,25 @@ class Linked:
             self.actions.with_biases(with_halos(in_mode(lines, trains), self.actions.moves, wide))
             for lines in (steps.forward, steps.backward)
         )
+        self.outputs = {name: slot for name, (slot, _) in steps.outputs.items()}
+        self.handed_on = self._hand_on(forward, wide, around) if around else ()
         self.forward_lines, self.backward_lines = forward, [self._with_gradient(line) for line in backward]
         self.sums = self._sums() if ctx.mixes else {}
         self._forwards: dict[Any, tuple[Forward, list[str], dict[str, Flags]]] = {}
         self._backwards: dict[Any, Backward] = {}
+
+    def _hand_on(self, lines: list[Line], wide: Sequence[str], around: Mapping[str, Boxes]) -> tuple[str, ...]:
+        """Add steps that make outputs with the rows around them, each as early as it can be."""
+        both, ranks = (*self.steps.forward, *self.steps.backward), range(len(self.actions.place.ranks))
+        halos = {name: tuple([self.actions.surrounded(name, both, p) for p in ranks]) for name in wide}
+        made = HandedOn(self.actions, lines, halos)
+        slots = {name: made.output(self.outputs[name], boxes) for name, boxes in around.items()}
+        self.outputs |= {name: slot for name, slot in slots.items() if slot is not None}
+        self.actions.wide = made.wide
+        for line in made.added:
+            last = max((i for i, one in enumerate(lines) if {*one.makes} & {*line.reads}), default=-1)
+            lines.insert(last + 1, line)
+        return tuple([name for name, slot in slots.items() if slot is not None])
 
     def _with_gradient(self, line: Line) -> Line:
         """The gradient through a batch norm's moments, where it is made with that through y, reads what that reads."""
@@ -198,7 +225,7 @@ class Linked:
         wanted = self._wanted(learns, [of for _, of in self.steps.outputs.values()]) if learns else []
         again = {n for w in wanted if w.line.again for n in w.line.makes}
         wants = _wants(wanted)
-        outputs = [slot for slot, _ in self.steps.outputs.values()]
+        outputs = [*self.outputs.values()]
         lines = self.forward_lines
         made = {n for line in lines for n in line.makes}
         given = dict.fromkeys(n for line in lines for n in line.reads if n not in made and n != NOTHING)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from .blocks import Function
 from .conversions import all_gather
 from .copies import compare_copies, compares
 from .envelope import code_of, enter
-from .here import frame_at
+from .here import frame_at, held_at
 from .layout import AxisSize, Box, ranks_of
 from .mesh import Place, make_mesh, place_key, places
 from .parameters import find_placements
@@ -314,6 +314,20 @@ class Net(Plain):
             actions = Actions(steps, Sized(self, batch), place, lambda _: True)
             self._surrounded[key] = actions.surrounded(known, (*steps.forward, *steps.backward))
         return self._surrounded[key]
+
+    def halos(self, names: Sequence[str], mesh: DeviceMesh, batch: Extents) -> dict[str, tuple[Box, ...]]:
+        """By input, where the blocks of all ranks lie with the rows that those who read them fetch; without those that
+        nobody fetches rows of, and those of which more is fetched than rows."""
+        steps: Any = self.steps
+        place, found = self.place(mesh), dict[str, tuple[Box, ...]]()
+        actions, ranks = Actions(steps, Sized(self, batch), place, lambda _: True), range(len(place.ranks))
+        for name in names:
+            own = tuple([held_at(self, self.split(name, batch), p, 0) for p in ranks])  # type: ignore[arg-type]
+            with suppress(ValueError):
+                boxes = tuple([actions.surrounded(name, (*steps.forward, *steps.backward), p) for p in ranks])
+                if boxes != own:
+                    found[name] = boxes
+        return found
 
     def _known(self, name: str | int) -> str:
         if str(name) not in self.values:

@@ -24,6 +24,7 @@ from .checks import refuse_forward_mode, refuse_vmap
 from .clipping import local
 from .copies import compare_copies, compares, refuse_nans
 from .envelope import enter, sampled
+from .handed_on import Boxes
 from .inside import InsideAll
 from .linked import Linked
 from .listing import Steps
@@ -40,6 +41,7 @@ from .tf32 import taken
 from .travel import RowHere
 
 LOOKS = 100  # calls of whole tensors, of which ranks compare the values once
+NONE: Mapping[str, Boxes] = {}
 MASKS = 4096  # calls whose backward pass may be to come
 HINTS = {
     "values of inputs": "every rank is to give the same whole tensors here, samples of all ranks together; "
@@ -98,6 +100,8 @@ class NetworkModule(Known):
         self._masks: dict[int, Tensor | None] = {}  # by a number that torch draws: see _mask
         self._repeated = set[int]()
         self._calls = self._looks = 0
+        self._others = frozenset[str]()  # parameters that are another package's
+        self._handed: tuple[str, ...] = ()  # outputs of the last call that have come with their halos
         self._taken: dict[str, object] = {}  # what a call of whole tensors says of them
         net, here = self._net, self._net.here(mesh)
         made = here.place.known["made", net.identity] = here.place.known.get(("made", net.identity), 0) + 1
@@ -218,6 +222,38 @@ class NetworkModule(Known):
             elif name in state:  # of `state_dict`
                 self._fill(name, local(state[name]))
 
+    def take_from(self, other: Any) -> None:
+        """Have another network's parameters and buffers, those of the same names, in the place of one's own: the same
+        tensors, in the same memory. Every rank calls it.
+
+        Args:
+            other: a network on the same mesh, of this package or of another.
+        Raises:
+            ValueError: one of them has another shape, type or layout there.
+        """
+        here, own, shared = self._net.here(self._mesh), other._known, list[str]()
+        fault: Exception | None = None
+        if other._net.place(other._mesh).key != here.place.key:
+            fault = ValueError(f"{self._net.name}: {other._net.name} is on another mesh")
+        for name in self._owners:
+            if name not in own or name in self._seeds:
+                continue
+            mine, theirs = (n.stored[name] for n in (self._net, other._net))
+            what = [(list(s.extents), s.axes, n.types[name]) for s, n in ((mine, self._net), (theirs, other._net))]
+            if what[0] != what[1] and fault is None:
+                said = [f"{kind} {shape} split {axes}" for shape, axes, kind in what]
+                fact = f"{self._net.name}: {name} is {said[0]}, and {said[1]} in {other._net.name}"
+                fault = ValueError(f"{fact}; the same grid and named algorithm lay both out alike")
+            shared.append(name)
+        self._enter("take_from", here, {"of": other._net.name, "tensors": len(shared)}, fault)()
+        for name in shared:
+            owner, leaf = other._owners[name]
+            value = owner._parameters[leaf] if leaf in owner._parameters else owner._buffers[leaf]
+            for path in (name, *(alias for alias, same in self._aliases.items() if same == name)):
+                mine, leaf = self._owner(path)
+                (mine._parameters if leaf in mine._parameters else mine._buffers)[leaf] = value
+        self._others = self._others | {n for n in shared if n in self._learnt and type(own[n]) not in (Block, DTensor)}
+
     @torch.no_grad()
     def full_state_dict(self) -> dict[str, Tensor]:
         """The source's state dict, whole, on every rank; every rank calls it.
@@ -311,9 +347,31 @@ class NetworkModule(Known):
             )
         return self._outside(given, batch, sizes, tuple(sorted({halo} if isinstance(halo, str) else {*halo})))
 
+    def handing_on(
+        self, given: Sequence[Tensor], batch: Extents, halo: Sequence[str], around: Mapping[str, Boxes]
+    ) -> tuple[Any, tuple[str, ...]]:
+        """Outputs, of which some have the rows around this rank's block that another call's readers fetch; without
+        gradients.
+
+        Args:
+            given, halo: as of `forward`; batch: the number of samples, and other sizes that are known at run time.
+            around: by output, the boxes in which that call takes it, by rank (`halos` of its package's Net).
+        Returns:
+            The outputs, and the names of those that are given so: alike on all ranks. Of the others something would
+            have to be sent for it, and they are blocks.
+        """
+        with torch.no_grad():
+            made = self._outside(given, batch, None, tuple(sorted(halo)), around)
+        return made, self._handed
+
     @torch._disable_dynamo  # rows are opaque to a compiler: what is around a network is compiled
     def _outside(
-        self, given: Sequence[Tensor], batch: int | None, sizes: Mapping[str, int] | None, wide: tuple[str, ...]
+        self,
+        given: Sequence[Tensor],
+        batch: int | Extents | None,
+        sizes: Mapping[str, int] | None,
+        wide: tuple[str, ...],
+        around: Mapping[str, Boxes] = NONE,
     ) -> Any:
         net = self._net
         refuse_forward_mode(net.name)
@@ -324,16 +382,19 @@ class NetworkModule(Known):
         except ValueError as error:
             fault = error
         if fault is None:
-            fault = next(iter([*self._misfits(known), *self._wrong(given, count, batch is None, here, wide)]), None)
+            faults = [*self._misfits(known), *self._wrong(given, count, batch is None, here, wide, around)]
+            fault = next(iter(faults), None)
         facts = {} if fault else self._facts(given, known, count)
         if wide:
             facts["inputs with halos"] = ", ".join(wide)
+        if around:
+            facts["outputs with halos"] = ", ".join(around)
         read = self._enter("forward", here, facts, fault)
         if (low := low_of(net.device)) is not None:
             with torch.autocast(net.device, enabled=False):  # steps know what it casts
-                made = self._run(given, known, count, here, wide, low)
+                made = self._run(given, known, count, here, wide, around, low)
         else:
-            made = self._run(given, known, count, here, wide)
+            made = self._run(given, known, count, here, wide, around)
         read()
         return made
 
@@ -407,6 +468,11 @@ class NetworkModule(Known):
                 f"{scope._of} is in {modes[0]}, the network in {modes[1]}: batch norms may be, as bn.eval() has them; "
                 "the others have one mode, that of model.train() or model.eval()"
             )
+        if torch.is_grad_enabled() and (asked := [n for n in sorted(self._others) if known[n].requires_grad]):
+            yield RuntimeError(
+                f"{name}: {asked[0]} is another package's, and its gradient would not be found there; torch.no_grad(), "
+                "or model.requires_grad_(False)"
+            )
         for n, t in known.items():
             placements, box, shape = self._wanted[n]
             if isinstance(t, DTensor):
@@ -426,8 +492,9 @@ class NetworkModule(Known):
                 yield ValueError(f"{name}: {n} is {self._net.types[n]}, got {plain.dtype}; dtype= compiles for another")
 
     def _wrong(
-        self, given: Sequence[Tensor], count: Extents, guessed: bool, here: RowHere, wide: tuple[str, ...]
-    ) -> Iterator[Exception]:
+        self, given: Sequence[Tensor], count: Extents, guessed: bool, here: RowHere, wide: tuple[str, ...],
+        around: Mapping[str, Boxes],
+    ) -> Iterator[Exception]:  # fmt: skip
         """What is wrong with the inputs."""
         net = self._net
         low = low_of(net.device)
@@ -441,7 +508,7 @@ class NetworkModule(Known):
             yield ValueError(f"{net.name}: halo= names inputs, {', '.join(self._inputs)}; got {', '.join(unknown)}")
             return
         try:
-            boxes = self._linked(here.place, count, low, wide).boxes if wide else {}
+            boxes = self._linked(here.place, count, low, wide, around).boxes if wide else {}
         except ValueError as error:
             yield error
             return
@@ -466,7 +533,7 @@ class NetworkModule(Known):
 
     def _run(
         self, given: Sequence[Tensor], known: Mapping[str, Any], count: Extents, here: RowHere, wide: tuple[str, ...],
-        low: torch.dtype | None = None,
+        around: Mapping[str, Boxes], low: torch.dtype | None = None,
     ) -> Any:  # fmt: skip
         net, grads = self._net, torch.is_grad_enabled()
         learns = {n: t for n, t in zip(self._inputs, given, strict=True) if grads and t.requires_grad}
@@ -483,7 +550,8 @@ class NetworkModule(Known):
         nans: list[str] | None = [] if compares(self._calls) else None
         names = tuple(learns)
         own = (*names[:count_of_inputs], *(f"[{n}]" for n in names[count_of_inputs:]))
-        linked = self._linked(here.place, count, low, wide)
+        linked = self._linked(here.place, count, low, wide, around)
+        self._handed = linked.handed_on
         for name, box in linked.boxes.items():
             surrounded = slots[f"{name}{HALO}"] = slots[name]
             if name in linked.forward(names).given:
@@ -495,16 +563,18 @@ class NetworkModule(Known):
             compare_copies(here, {n: (t, net.stored[n]) for n, t in known.items()}, "parameters and buffers")
         return kept(made) if grads and is_kept_elsewhere() else made
 
-    def _linked(self, place: Place, count: Extents, low: torch.dtype | None, wide: tuple[str, ...]) -> Linked:
+    def _linked(
+        self, place: Place, count: Extents, low: torch.dtype | None, wide: tuple[str, ...],
+        around: Mapping[str, Boxes],
+    ) -> Linked:  # fmt: skip
         """The steps in this mode, for so many samples, under autocast of this type or without, with these inputs' halos
-        given."""
+        given, and these outputs' handed on."""
         net, apart = self._net, self._apart()
         known: dict[Any, Linked] = cast(Any, place.known).setdefault(("linked", net.identity), {})
-        key = count, self.training, apart, low, wide
+        key = count, self.training, apart, low, wide, tuple(around.items())
         if key not in known:
-            known[key] = Linked(
-                self._steps, Sized(net, count, low), place, lambda name: self.training != (name in apart), wide
-            )
+            trains: Callable[[str], bool] = lambda name: self.training != (name in apart)  # noqa: E731
+            known[key] = Linked(self._steps, Sized(net, count, low), place, trains, wide, around)
         return known[key]
 
     def _as_given(self, made: list[Tensor]) -> Any:

@@ -1,0 +1,324 @@
+"""A video chunk after chunk on many ranks: two graphs on one set of weights, and caches that stay where they are.
+
+    first, steady = convgen.stream(model, (x[:, :, :1],), (x[:, :, 1:5],), {"H": 2, "W": 2})
+    y, state = first(x[:, :, :1])
+    y, state = steady(x[:, :, 1:5], state)
+    y, state = steady(x[:, :, 5:9], state)
+
+A state holds of each cache this rank's block, with the rows around it that the next chunk's convolutions read: they
+came when the frames were new, and are not sent again. It is never gathered, and may be used again: what is made of it
+is another state.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from convgen.causal_vaes import adapter
+from convgen.errors import InputError
+from convgen.one_set import Asked, on_one_set, one_set, prepared, with_forward
+from convgen.parallel import GridLike, How, Prepared, how_of, mesh_of
+from convgen.spec.containers import Node, Slot, filled, slots, tree_of
+from convgen.whole import sizes_of
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+CACHES = "caches"  # the argument of a stream's forward
+KEPT = 16  # sizes whose boxes are kept
+Sizes = tuple[int, ...]  # the number of samples, and other open extents
+
+
+def stream(
+    module: torch.nn.Module,
+    first: Sequence[Any],
+    steady: Sequence[Any],
+    mesh_or_grid: DeviceMesh | GridLike,
+    algorithm: str | None = None,
+    *,
+    forward: str | Callable[..., Any] | None = None,
+    whole: bool = True,
+    dtype: torch.dtype | str | None = None,
+    target: str | None = None,
+    process_group: ProcessGroup | None = None,
+) -> tuple[Chunk, Chunk]:
+    """A module that takes and gives caches, for the first chunk and for those that follow. Every rank calls this.
+
+    Args:
+        module: its mode and values stay as they are.
+        first, steady: example arguments of the first chunk and of a later one, without caches; as of `from_torch`.
+        mesh_or_grid, algorithm, whole, dtype, target, process_group: as of `methods`.
+        forward: a function of the module, the chunk's arguments and `caches=None`, that gives what it makes of the
+            chunk, and caches for the next one: tensors in tuples, lists or dicts, of the same shapes after every chunk;
+            None stands for one that is zeros yet. By default the module's own forward; "decode" or "encode" of a VAE of
+            diffusers (docs/streaming.md).
+    Returns:
+        Two that are called with a chunk: `y, state = first(x)`, `y, state = steady(x, state)`; without gradients. Their
+        `weights` is an nn.Module with the parameters and buffers of both, as of `methods`.
+    Raises:
+        InputError: as of `methods`; forward takes no caches, or gives others after another chunk; or a VAE has none.
+    """
+    how = how_of(mesh_or_grid, algorithm, target, dtype, process_group)
+    asked = graphs(module, first, steady, how, forward)
+    packages = prepared(asked, mesh_or_grid, process_group)
+    mesh = mesh_of(packages["first"], mesh_or_grid, process_group)
+    return chunks(module, asked, packages, mesh, whole=whole)
+
+
+def graphs(
+    module: torch.nn.Module,
+    first: Sequence[Any],
+    steady: Sequence[Any],
+    how: How,
+    forward: str | Callable[..., Any] | None = None,
+) -> dict[str, Asked]:
+    """What is exported of a stream; as of `stream`."""
+    function = adapter(module, forward) if isinstance(forward, str) else forward or type(module).forward
+    if CACHES not in inspect.signature(function).parameters:
+        fact = f"{type(module).__name__}: its forward takes no caches: {inspect.signature(function)}"
+        raise InputError(
+            fact, hint="forward=: a function of the module, a chunk and caches=None; or 'decode', 'encode'"
+        )
+    zeros = _caches(module, function, first, steady)
+    inputs = tuple(f"{CACHES}_{path.replace('.', '_')}" if path else CACHES for path, _ in slots(zeros.tree))
+    before = Asked(with_forward(module, function, "first"), tuple(first), replace(how, caches=("",)))
+    given = tuple(steady), {CACHES: filled(zeros.tree, zeros.examples)}
+    after = Asked(with_forward(module, function, "steady"), given, replace(how, caches=inputs))
+    return {"first": before, "steady": after}
+
+
+def chunks(
+    module: torch.nn.Module, asked: Mapping[str, Asked], packages: Mapping[str, Prepared], mesh: Any, *, whole: bool
+) -> tuple[Chunk, Chunk]:
+    """A stream on a mesh."""
+    networks = on_one_set(asked, packages, mesh)
+    weights = one_set(module, networks)
+    both = Both(type(module).__name__, networks["first"], networks["steady"], whole)
+    return Chunk(both, networks["first"], weights), Chunk(both, networks["steady"], weights)
+
+
+class Zeros(NamedTuple):
+    """Caches as a chunk that isn't the first one takes them: their containers, and tensors of their shapes."""
+
+    tree: Any
+    examples: dict[str, Tensor]
+
+
+def _caches(module: Any, function: Callable[..., Any], first: Sequence[Any], steady: Sequence[Any]) -> Zeros:
+    """Raises InputError: caches of one chunk aren't as those of the next one."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils._pytree import tree_map
+
+    name = type(module).__name__
+    with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+
+        def faked(args: Any) -> Any:
+            def one(v: Any) -> Any:
+                return mode.from_tensor(v) if isinstance(v, torch.Tensor) else v
+
+            return tree_map(one, tuple(args))
+
+        made = [_two(name, function(module, *faked(first)))]
+        made.append(_two(name, function(module, *faked(steady), **{CACHES: made[0]})))
+
+    def tensors(value: Any) -> tuple[Any, dict[str, Tensor]]:
+        found: dict[str, Tensor] = {}
+
+        def leaf(path: str, v: Any) -> Any:
+            if isinstance(v, torch.Tensor):
+                found[path] = v
+                return Slot(path)
+            return v
+
+        return tree_of(value, leaf, "", "."), found
+
+    (_, begun), (tree, then) = map(tensors, made)
+    for path in dict.fromkeys((*begun, *then)):
+        shapes = [f"{list(c[path].shape)} {c[path].dtype}" if path in c else "none" for c in (begun, then)]
+        if path not in then or (path in begun and shapes[0] != shapes[1]):
+            fact = f"{name}: the cache {path} is {shapes[0]} after the first chunk, and {shapes[1]} after the next"
+            raise InputError(fact, hint="the same after every chunk: frames of zeros in front where there are none yet")
+    if not then:
+        raise InputError(f"{name}: its forward gives no caches", hint="what it gives is (y, caches)")
+    return Zeros(tree, {p: torch.zeros(tuple(t.shape), dtype=t.dtype) for p, t in then.items()})
+
+
+def _two(name: str, made: Any) -> Any:
+    if not isinstance(made, tuple) or len(cast("tuple[Any, ...]", made)) != 2:
+        fact = f"{name}: its forward gives a {type(cast('object', made)).__name__}"
+        raise InputError(fact, hint="a tuple of two: what it makes, and caches")
+    return cast("tuple[Any, Any]", made)[1]
+
+
+class State:
+    """Caches of a stream after a chunk, as this rank has them.
+
+    Attributes:
+        sizes: the number of samples, and other open extents, of the chunk.
+        number: of the states of its stream, in the order in which they were made.
+        blocks: by cache this rank's block, with the rows around it where it is in `halos`.
+    """
+
+    def __init__(self, of: Both, sizes: Sizes, number: int, blocks: dict[str, Tensor], halos: tuple[str, ...]) -> None:
+        self.of, self.sizes, self.number, self.blocks, self.halos = of, sizes, number, blocks, halos
+
+    @property
+    def bytes(self) -> int:
+        """What it takes of this rank's memory."""
+        return sum(t.numel() * t.element_size() for t in self.blocks.values())
+
+    def __repr__(self) -> str:
+        return f"State {self.number} of {self.of.name}: {len(self.blocks)} caches, {self.bytes} bytes"
+
+
+class Both:
+    """What the two graphs of a stream have in common.
+
+    Attributes:
+        inputs: of the second graph, names of its caches by their place.
+        states: how many have been made.
+    """
+
+    def __init__(self, name: str, first: Any, steady: Any, whole: bool) -> None:
+        self.name, self.first, self.steady, self.whole, self.states = name, first, steady, whole, 0
+        self.inputs = {path: slot.name for path, slot in slots(steady.call.arguments.trees[CACHES])}
+        self._boxes: dict[Sizes, Mapping[str, Any]] = {}
+
+    def boxes(self, sizes: Sizes) -> Mapping[str, Any]:
+        """Of caches of which a later chunk fetches rows, where they lie with these, by rank."""
+        if sizes not in self._boxes:
+            if len(self._boxes) == KEPT:
+                del self._boxes[next(iter(self._boxes))]
+            of = self.steady
+            self._boxes[sizes] = of._net.halos([*self.inputs.values()], of._mesh, sizes)
+        return self._boxes[sizes]
+
+
+class Chunk:
+    """One of the two graphs of a stream.
+
+    Attributes:
+        network: as of `parallelize(..., whole=False)`; `package`: its package.
+        weights: those of both graphs.
+    """
+
+    def __init__(self, both: Both, network: Any, weights: Any) -> None:
+        self.both, self.network, self.weights, self.package = both, network, weights, network.package
+        self.is_first = network is both.first
+        call = network.call
+        made, caches = cast("Node", call.results).parts
+        self.made = made
+        self.caches = {path: call.outputs[int(slot.name)] for path, slot in slots(caches)}
+        self.chunk = [n for n in call.inputs if n not in {*both.inputs.values()} or self.is_first]
+
+    def __call__(self, *args: Any, batch: int | None = None) -> tuple[Any, State]:
+        """What the module makes of a chunk, and the state behind it. Every rank of the mesh calls it.
+
+        Args:
+            args: the chunk's arguments; of a later chunk the state before it, behind them. Whole tensors on every rank,
+                or with whole=False this rank's blocks.
+            batch: with whole=False the number of samples, where it is not the compiled one, or the state's.
+        Raises:
+            InputError: no such arguments; a state of another stream, or of another number of samples.
+            RuntimeError: ranks give other states.
+        """
+        network, both = self.network, self.both
+        try:
+            state = None if self.is_first else self._state(args)
+            inputs = self._inputs(args if state is None else args[:-1], state)
+            sizes = self._sizes(inputs, state, batch)
+            scatter: Any = self.package.scatter
+            if both.whole:
+                inputs |= {n: scatter(n, inputs[n], network._mesh) for n in self.chunk}
+        except Exception as error:  # perhaps of this rank's arguments alone
+            network._refuse(error)
+            raise
+        network._taken = {"states": "none" if state is None else f"state {state.number}"}
+        halos = () if state is None else tuple(both.inputs[path] for path in state.halos)
+        boxes = both.boxes(sizes)
+        around = {out: boxes[n] for path, out in self.caches.items() if (n := both.inputs[path]) in boxes}
+        given = [inputs[n] for n in network.call.inputs]
+        made, handed = network.handing_on(given, sizes, halos, around)
+        return self._given(made, handed, sizes)
+
+    def _given(self, made: Any, handed: Sequence[str], sizes: Sizes) -> tuple[Any, State]:
+        network, both = self.network, self.both
+        each: Any = [*made.values()] if isinstance(made, dict) else made
+        outputs: dict[str, Any] = dict(zip(network.call.outputs, each, strict=True))
+        values: dict[str, Any] = {}
+        for _, slot in slots(self.made):
+            name = network.call.outputs[int(slot.name)]
+            y = outputs[name]
+            values[slot.name] = self.package.gather(name, y, network._mesh, batch=sizes) if both.whole else y
+        blocks: dict[str, Any] = {}
+        halos: list[str] = []
+        for path, name in both.inputs.items():
+            if path in self.caches:
+                blocks[path] = outputs[self.caches[path]].contiguous()
+                halos += [path] * (self.caches[path] in handed)
+            else:
+                blocks[path] = self._zeros(name, sizes)
+                halos += [path] * (name in both.boxes(sizes))
+        both.states += 1
+        return filled(self.made, values), State(both, sizes, both.states, blocks, tuple(halos))
+
+    def _zeros(self, name: str, sizes: Sizes) -> Tensor:
+        """Of a cache that is zeros yet, with the rows around it."""
+        import torch
+
+        of, boxes = self.both.steady, self.both.boxes(sizes)
+        here = of._net.here(of._mesh)
+        shape = here.shape(of._net.split(name, sizes))
+        if name in boxes:
+            shape = [hi - lo for lo, hi in boxes[name][here.place.me]]
+        return torch.zeros(shape, dtype=of._net.types[name], device=of._net.device)
+
+    def _state(self, args: Sequence[Any]) -> State:
+        *_, state = (None, *args)
+        name = self.both.name
+        if not isinstance(state, State):
+            fact = f"{name}: the last argument of a later chunk is the state before it, got a {type(state).__name__}"
+            raise InputError(fact, hint="y, state = steady(x, state)")
+        if state.of is not self.both:
+            what = "another stream" if state.of.name == name else f"a stream of {state.of.name}"
+            raise InputError(f"{name}: {state!r} is of {what}", hint="the state that these two gave")
+        return state
+
+    def _inputs(self, args: Sequence[Any], state: State | None) -> dict[str, Tensor]:
+        call = self.network.call
+        caches = {} if state is None else {CACHES: self._filled(state)}
+        return dict(call.arguments.tensors(args, caches))
+
+    def _filled(self, state: State) -> Any:
+        tree = self.network.call.arguments.trees[CACHES]
+        return filled(tree, {name: state.blocks[path] for path, name in self.both.inputs.items()})
+
+    def _sizes(self, inputs: Mapping[str, Tensor], state: State | None, batch: int | None) -> Sizes:
+        net = self.network._net
+        known: Sizes = state.sizes if state is not None else net.open
+        if self.both.whole:
+            count, others = sizes_of(self.package, {n: inputs[n] for n in self.chunk})
+            found: Sizes = net.opened(count, {**dict(zip(net.letters, known, strict=True)), **others})
+        else:
+            found = known if batch is None else (batch, *known[1:])
+        if state is not None and found != state.sizes:
+            before, now = ([f"{a}={n}" for a, n in zip(net.letters, one, strict=True)] for one in (state.sizes, found))
+            fact = f"{self.both.name}: the state before is of {', '.join(before)}, the chunk of {', '.join(now)}"
+            raise InputError(fact, hint="chunks of one video have as many samples each; first(x) begins another one")
+        return found
+
+    def bytes_sent(self, state: State | None = None) -> int:
+        """Bytes that all ranks send for a chunk behind a state, of the compiled number of samples; without a state, of
+        caches without halos: what it would be if rows of cached frames were sent again."""
+        halos = {self.both.inputs[path] for path in (() if state is None else state.halos)}
+        steps = [*self.network._steps.forward, *self.network._steps.backward]
+        kept = {line.key for line in steps if line.kind in ("fetch", "start", "wait") and halos & {*line.reads}}
+        steps = [one for one in self.package.VOLUME["forward"] if one["step"] not in kept]
+        return sum(sum(one["bytes_sent_per_rank"]) for one in steps)
