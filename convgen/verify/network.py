@@ -201,8 +201,12 @@ def _run_virtual(path: Path, ranks: int, given: Given, timeout_s: float, interpr
     told(f"{ranks} virtual ranks run it")
     package = _loaded(path, interpret)
 
+    def begins(step: int) -> None:
+        told(f"{ranks} virtual ranks run it: step {step + 1} of {len(given.inputs)}")
+
     def program(end: VirtualTransport) -> RankRun:
-        return run_rank(package, given, package.init_mesh(package.NET.device, transport=end), end.sent)
+        mesh = package.init_mesh(package.NET.device, transport=end)
+        return run_rank(package, given, mesh, end.sent, begins if end.rank == 0 else lambda _: None)
 
     try:
         with without_tf32():

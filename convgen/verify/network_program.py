@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -191,11 +191,14 @@ def _backward(outputs: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) ->
 # ---- A rank ----
 
 
-def run_rank(package: Any, given: Given, mesh: Any, sent: list[Any]) -> RankRun:
+def run_rank(
+    package: Any, given: Given, mesh: Any, sent: list[Any], told: Callable[[int], None] = lambda _: None
+) -> RankRun:
     """Training and evaluation of one rank through the package's public interface.
 
     Args:
         sent: what its transport counts, as it grows.
+        told: is called with the number of each step when it begins.
     """
     net, local = package.NET, runtime_of(package).local
     here, graph = net.here(mesh), given.graph
@@ -218,6 +221,7 @@ def run_rank(package: Any, given: Given, mesh: Any, sent: list[Any]) -> RankRun:
     if optimizer is not None and account is not None:
         optimizer = package.SGD(model, RATE, MOMENTUM)
     for k, whole in enumerate(given.inputs):
+        told(k)
         inputs = {n: package.scatter(n, x, mesh) for n, x in whole.items()}
         for x in inputs.values():
             x.requires_grad_(k == 0 and x.is_floating_point())
