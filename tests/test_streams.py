@@ -74,7 +74,7 @@ def streamed(first: Chunk, steady: Chunk, z: Tensor, each: int) -> tuple[Tensor,
     ("grid", "rows", "each", "count", "samples"),
     [
         ("H=2", (5, 6), 2, 2, 1), ("W=2", (5, 6), 2, 4, 3), ("2x2", (5, 6), 2, 1, 1), ("N=2,H=3", (5, 6), 2, 3, 3),
-        ("H=2", (12, 3), 1, 4, 1), ("2x2", (2, 3), 3, 1, 2), ("W=2", (4, 9), 1, 2, 1),
+        ("H=2", (12, 3), 1, 4, 1), ("2x2", (2, 3), 3, 1, 2),
     ],
 )  # fmt: skip
 def test_streams_are_what_one_shot_makes(grid: str, rows: tuple[int, int], each: int, count: int, samples: int) -> None:
@@ -254,7 +254,7 @@ def test_what_is_no_stream_is_refused() -> None:
     refused(r"its forward takes no caches: \(self, input", nn.Conv3d(2, 2, 1))
     refused(r"the cache x is \[1, 2, 2, 4, 4\] torch.float32 after the first chunk, and \[1, 2, 4, 4, 4\]", Grows())
     refused("the cache 0 is .* after the first chunk, and none after the next", Ends())
-    refused("its forward gives a Tensor", One())
+    refused("its forward gives a tensor", One())
     refused("AutoencoderKLHunyuanVideo has no caches from chunk to chunk", AutoencoderKLHunyuanVideo(), "decode")
     refused("no stream is known of decode of a One", One(), "decode")
     assert adapter(type("AutoencoderKLWan", (nn.Module,), {})(), "encode").__name__ == "encode_wan"
