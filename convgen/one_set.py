@@ -52,7 +52,7 @@ def methods(
             `{"encode": lambda vae, x: vae.encode(x).latent_dist.mode()}`.
     Returns:
         An nn.Module with these methods, each a network as of `parallelize`; `load_full`, `full_state_dict` and
-        `state_dict` have each parameter and buffer once. Gradients of what two methods share are refused.
+        `state_dict` have each parameter and buffer once, and an optimizer of `parameters()` too, with gradients of all.
     Raises:
         InputError: as of `parallelize`; no such method; or two methods store a parameter otherwise.
     Example:
@@ -130,7 +130,7 @@ def _method(module: torch.nn.Module, name: str) -> Callable[..., Any]:
     if not callable(found) or name in vars(module):
         known = [n for n in dir(type(module)) if not n.startswith("_") and callable(getattr(type(module), n, None))]
         fact = f"{type(module).__name__} has no method {name} of its class"
-        raise InputError(fact, hint=f"functions={{{name!r}: ...}}; {did_you_mean(name, known, 'a method')}")
+        raise InputError(fact, hint=did_you_mean(name, known, f"functions={{{name!r}: ...}}, a function of the module"))
     return cast("Callable[..., Any]", found)
 
 

@@ -152,8 +152,8 @@ def _caches(module: Any, function: Callable[..., Any], first: Sequence[Any], ste
 
 def _two(name: str, made: Any) -> Any:
     if not isinstance(made, tuple) or len(cast("tuple[Any, ...]", made)) != 2:
-        fact = f"{name}: its forward gives a {type(cast('object', made)).__name__}"
-        raise InputError(fact, hint="a tuple of two: what it makes, and caches")
+        kind = "tensor" if hasattr(made, "shape") else type(cast("object", made)).__name__
+        raise InputError(f"{name}: its forward gives a {kind}", hint="a tuple of two: what it makes, and caches")
     return cast("tuple[Any, Any]", made)[1]
 
 

@@ -100,7 +100,6 @@ class NetworkModule(Known):
         self._masks: dict[int, Tensor | None] = {}  # by a number that torch draws: see _mask
         self._repeated = set[int]()
         self._calls = self._looks = 0
-        self._others = frozenset[str]()  # parameters that are another package's
         self._handed: tuple[str, ...] = ()  # outputs of the last call that have come with their halos
         self._taken: dict[str, object] = {}  # what a call of whole tensors says of them
         net, here = self._net, self._net.here(mesh)
@@ -224,7 +223,7 @@ class NetworkModule(Known):
 
     def take_from(self, other: Any) -> None:
         """Have another network's parameters and buffers, those of the same names, in the place of one's own: the same
-        tensors, in the same memory. Every rank calls it.
+        tensors, in the same memory, whose gradients come from both. Every rank calls it.
 
         Args:
             other: a network on the same mesh, of this package or of another.
@@ -252,7 +251,6 @@ class NetworkModule(Known):
             for path in (name, *(alias for alias, same in self._aliases.items() if same == name)):
                 mine, leaf = self._owner(path)
                 (mine._parameters if leaf in mine._parameters else mine._buffers)[leaf] = value
-        self._others = self._others | {n for n in shared if n in self._learnt and type(own[n]) not in (Block, DTensor)}
 
     @torch.no_grad()
     def full_state_dict(self) -> dict[str, Tensor]:
@@ -467,11 +465,6 @@ class NetworkModule(Known):
             yield RuntimeError(
                 f"{scope._of} is in {modes[0]}, the network in {modes[1]}: batch norms may be, as bn.eval() has them; "
                 "the others have one mode, that of model.train() or model.eval()"
-            )
-        if torch.is_grad_enabled() and (asked := [n for n in sorted(self._others) if known[n].requires_grad]):
-            yield RuntimeError(
-                f"{name}: {asked[0]} is another package's, and its gradient would not be found there; torch.no_grad(), "
-                "or model.requires_grad_(False)"
             )
         for n, t in known.items():
             placements, box, shape = self._wanted[n]

@@ -1,0 +1,260 @@
+"""Streams: chunk after chunk as one shot, whose caches stay where they are and have their halos."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from math import prod
+from typing import Any
+
+import pytest
+import torch
+from causal_vae import Vae, one_shot, seeded
+from torch import Tensor, nn
+
+import convgen
+from convgen.causal_vaes import adapter
+from convgen.errors import InputError
+from convgen.one_set import prepared
+from convgen.packages import load_package
+from convgen.parallel import how_of
+from convgen.streams import Chunk, State, chunks, graphs
+from convgen.verify.virtual import VirtualTransport, World
+
+GRIDS = {"H=2": {"H": 2}, "W=2": {"W": 2}, "2x2": {"H": 2, "W": 2}, "N=2,H=3": {"N": 2, "H": 3}}
+Ready = tuple[Any, Any, Any, dict[str, int]]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CONVGEN_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def compiled(
+    module: Any, first: tuple[Tensor, ...], steady: tuple[Tensor, ...], grid: str, forward: Any = None
+) -> Ready:
+    """A stream that is compiled, for many ranks of this process."""
+    axes = GRIDS[grid]
+    asked = graphs(module, first, steady, how_of(axes, None, "cpu", None, None), forward)
+    return module, asked, prepared(asked, axes), axes
+
+
+@cache
+def decoder(grid: str, rows: tuple[int, int], each: int = 2) -> Ready:
+    z = torch.zeros(1, 3, 1 + each, *rows, dtype=torch.float64)
+    return compiled(seeded(), (z[:, :, :1],), (z[:, :, 1:],), grid)
+
+
+def on_ranks(
+    given: Ready, program: Callable[[Chunk, Chunk, VirtualTransport], Any], *, whole: bool = True
+) -> list[Any]:
+    """What each rank finds."""
+    module, asked, packages, axes = given
+    net = load_package(packages["first"][1], files=packages["first"][2])
+
+    def of_rank(transport: VirtualTransport) -> Any:
+        mesh = net.init_mesh("cpu", transport=transport)
+        return program(*chunks(module, asked, packages, mesh, whole=whole), transport)
+
+    return World(prod(axes.values())).run(of_rank)
+
+
+def streamed(first: Chunk, steady: Chunk, z: Tensor, each: int) -> tuple[Tensor, State]:
+    y, state = first(z[:, :, :1])
+    made = [y]
+    for start in range(1, z.shape[2], each):
+        y, state = steady(z[:, :, start : start + each], state)
+        made.append(y)
+    return torch.cat(made, 2), state
+
+
+@pytest.mark.parametrize(
+    ("grid", "rows", "each", "count", "samples"),
+    [
+        ("H=2", (5, 6), 2, 2, 1), ("W=2", (5, 6), 2, 4, 3), ("2x2", (5, 6), 2, 1, 1), ("N=2,H=3", (5, 6), 2, 3, 3),
+        ("H=2", (12, 3), 1, 4, 1), ("2x2", (2, 3), 3, 1, 2),
+    ],
+)  # fmt: skip
+def test_streams_are_what_one_shot_makes(grid: str, rows: tuple[int, int], each: int, count: int, samples: int) -> None:
+    """In 2 to 5 chunks, of other numbers of samples than the compiled one. What ranks send for a chunk is what is said,
+    without rows of frames that were there before, and no cache is gathered: each lies where its block and halo do."""
+    given = decoder(grid, rows, each)
+    vae, _, _, axes = given
+    z = torch.randn(samples, 3, 1 + each * count, *rows, dtype=torch.float64)
+    with torch.no_grad():
+        want = one_shot(vae, z)
+        _, caches = vae(z[:, :, :1])
+        _, caches = vae(z[:, :, 1:], caches)
+    whole = {"a": caches["a"], "b": caches["b"], "time": caches["time"], "c.0": caches["c"][0]}
+
+    def program(first: Chunk, steady: Chunk, transport: VirtualTransport) -> tuple[Any, ...]:
+        y, state = streamed(first, steady, z[:, :, : 1 + each * (count - 1)], each)
+        before = len(transport.sent)
+        last, state = steady(z[:, :, 1 + each * (count - 1) :], state)
+        moved = [one for one in transport.sent[before:] if one.collective != "all_gather"]  # of y
+        net, mesh, again = steady.package.NET, steady.network._mesh, 0.0
+        boxes = steady.both.boxes(samples)
+        for path, block in state.blocks.items():
+            name = steady.both.inputs[path]
+            where = net.region(name, mesh, batch=samples, halo=path in state.halos)
+            again = max(again, float((block - whole[path][where]).abs().amax()) if block.numel() else 0.0)
+            assert (name in boxes) == (path in state.halos) == (path != "time"), path
+        gathers = [one for one in transport.sent[before:] if one.collective == "all_gather"]
+        sums = steady.bytes_sent(state), steady.bytes_sent()
+        return torch.cat([y, last], 2), again, sum(one.bytes for one in moved), len(gathers), sums, state.bytes
+
+    found = on_ranks(given, program)
+    for y, off, _, gathers, (sent, resent), held in found:
+        assert float((y - want).abs().max()) < 1e-12
+        assert off < 1e-12
+        assert gathers == (1 if prod(axes.values()) > 1 else 0)
+        assert sent < resent
+        assert held < sum(t.numel() * 8 for t in whole.values())
+    if samples == 1:
+        assert sum(moved for _, _, moved, *_ in found) == found[0][4][0]
+        assert found[0][4][1] >= found[0][4][0] * (1 + 2 / (2 * each))
+
+
+def test_a_state_is_of_its_stream_and_may_be_used_again() -> None:
+    given = decoder("H=2", (5, 6))
+    z = torch.randn(1, 3, 5, 5, 6, dtype=torch.float64)
+
+    def program(first: Chunk, steady: Chunk, transport: VirtualTransport) -> list[str]:
+        said: list[str] = []
+
+        def refused(kind: type[Exception], call: Callable[[], Any]) -> None:
+            with pytest.raises(kind) as caught:
+                call()
+            said.append(str(caught.value))
+
+        _, state = first(z[:, :, :1])
+        a, _ = steady(z[:, :, 1:3], state)
+        b, later = steady(z[:, :, 1:3], state)
+        assert torch.equal(a, b)
+        others = chunks(*given[:3], steady.network._mesh, whole=True)
+        _, foreign = others[0](z[:, :, :1])
+        refused(InputError, lambda: steady(z[:, :, 1:3], foreign))
+        refused(InputError, lambda: steady(z[:, :, 1:3].repeat(2, 1, 1, 1, 1), state))
+        refused(InputError, lambda: steady(z[:, :, 1:3]))
+        refused(InputError, lambda: steady(z[:, :, 1:3], State))
+        refused(RuntimeError, lambda: steady(z[:, :, 1:3], later if transport.rank else state))
+        c, _ = steady(z[:, :, 1:3], state)  # nothing was lost
+        assert torch.equal(a, c)
+        return said
+
+    first, *rest = on_ranks(given, program)
+    assert "is of another stream" in first[0]
+    assert "the state before is of 1 samples, the chunk of 2" in first[1]
+    assert "the last argument of a later chunk is the state before it, got a Tensor" in first[2]
+    assert "got a type" in first[3]
+    assert "states: state 1 on ranks [0], state 3 on ranks [1]" in first[4]
+    assert all(one[4] == first[4] for one in rest)
+
+
+def test_both_graphs_have_one_set_of_weights() -> None:
+    given = decoder("2x2", (5, 6))
+    vae, z = given[0], torch.randn(2, 3, 3, 5, 6, dtype=torch.float64)
+    torch.manual_seed(4)
+    other = Vae().double().eval()
+    with torch.no_grad():
+        want = one_shot(other, z)
+
+    def program(first: Chunk, steady: Chunk, transport: VirtualTransport) -> tuple[float, bool]:
+        a, b = (dict(one.network.named_parameters()) for one in (first, steady))
+        assert a.keys() == b.keys() == dict(vae.named_parameters()).keys()
+        assert all(a[n]._block.data_ptr() == b[n]._block.data_ptr() for n in a)
+        assert [*first.weights.state_dict()] == [*vae.state_dict()]
+        assert sum(1 for _ in first.weights.parameters()) == len(a)
+        first.weights.load_full(other.state_dict())
+        y, _ = streamed(first, steady, z, 2)
+        full = first.weights.full_state_dict()
+        with pytest.raises(KeyError, match="unknown more"):
+            first.weights.load_full({**other.state_dict(), "more": z})
+        return float((y - want).abs().max()), all(torch.equal(full[n], t) for n, t in other.state_dict().items())
+
+    assert all(far < 1e-12 and same for far, same in on_ranks(given, program))
+
+
+def test_blocks_in_and_out() -> None:
+    given = decoder("W=2", (5, 6))
+    z = torch.randn(1, 3, 3, 5, 6, dtype=torch.float64)
+    with torch.no_grad():
+        want = one_shot(given[0], z)
+
+    def program(first: Chunk, steady: Chunk, transport: VirtualTransport) -> float:
+        mesh, net = first.network._mesh, steady.package
+        _, state = first(first.package.scatter("z", z[:, :, :1], mesh))
+        y, _ = steady(net.scatter("z", z[:, :, 1:], mesh), state)
+        (name,) = [n for n in steady.network.call.outputs if n.endswith("0") and "." not in n]
+        return float((net.gather(name, y, mesh) - want[:, :, 1:]).abs().max())
+
+    assert max(on_ranks(given, program, whole=False)) < 1e-12
+
+
+class Ahead(nn.Module):
+    """Its cache is what it makes, whose rows nobody has fetched when a chunk ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.after = nn.Conv3d(2, 2, (2, 3, 3), padding=(0, 1, 1)), nn.Conv3d(2, 2, 1)
+
+    def forward(self, x: Tensor, caches: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        before = torch.zeros_like(x[:, :, :1]) if caches is None else caches
+        y = torch.tanh(self.after(self.conv(torch.cat([before, x], 2))))
+        return y, y[:, :, -1:]
+
+
+def test_rows_that_would_have_to_be_sent_for_a_state_alone_are_not() -> None:
+    torch.manual_seed(0)
+    module, x = Ahead().double().eval(), torch.randn(1, 2, 4, 6, 5, dtype=torch.float64)
+    given = compiled(module, (x[:, :, :2],), (x[:, :, 2:],), "H=2")
+    with torch.no_grad():
+        y, kept = module(x[:, :, :2])
+        want = torch.cat([y, module(x[:, :, 2:], kept)[0]], 2)
+
+    def program(first: Chunk, steady: Chunk, transport: VirtualTransport) -> tuple[float, Any, bool]:
+        a, state = first(x[:, :, :2])
+        b, state = steady(x[:, :, 2:], state)
+        return (
+            float((torch.cat([a, b], 2) - want).abs().max()),
+            state.halos,
+            steady.bytes_sent(state) == steady.bytes_sent(),
+        )
+
+    for far, halos, all_of_it in on_ranks(given, program):
+        assert far < 1e-12
+        assert (halos, all_of_it) == ((), True)
+
+
+def test_what_is_no_stream_is_refused() -> None:
+    x = torch.zeros(1, 2, 2, 4, 4)
+
+    def refused(text: str, module: nn.Module, forward: Any = None) -> None:
+        with pytest.raises(InputError, match=text):
+            convgen.stream(module, (x,), (x,), {"H": 1}, forward=forward)
+
+    class Grows(nn.Module):
+        def forward(self, x: Tensor, caches: Any = None) -> Any:
+            both = x if caches is None else torch.cat([caches["x"], x], 2)
+            return both, {"x": both}
+
+    class Ends(nn.Module):
+        def forward(self, x: Tensor, caches: Any = None) -> Any:
+            return x, (x if caches is None else None,)
+
+    class One(nn.Module):
+        def forward(self, x: Tensor, caches: Any = None) -> Any:
+            return x
+
+    class AutoencoderKLHunyuanVideo(nn.Module):
+        pass
+
+    refused(r"its forward takes no caches: \(self, input", nn.Conv3d(2, 2, 1))
+    refused(r"the cache x is \[1, 2, 2, 4, 4\] torch.float32 after the first chunk, and \[1, 2, 4, 4, 4\]", Grows())
+    refused("the cache 0 is .* after the first chunk, and none after the next", Ends())
+    refused("its forward gives a tensor", One())
+    refused("AutoencoderKLHunyuanVideo has no caches from chunk to chunk", AutoencoderKLHunyuanVideo(), "decode")
+    refused("no stream is known of decode of a One", One(), "decode")
+    assert adapter(type("AutoencoderKLWan", (nn.Module,), {})(), "encode").__name__ == "encode_wan"
