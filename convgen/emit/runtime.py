@@ -24,8 +24,10 @@ PARTS = (
 
 # Only networks have these.
 NETWORK_PARTS: tuple[str, ...] = (
+    "recent",
     "travel", "tf32", "convolved", "splits", "lanes", "copies", "pieces", "chunks", "rows", "listing", "norms",
-    "checkpoints", "local_code", "biases", "surrounded", "actions", "linked", "region", "net", "inside", "scopes",
+    "checkpoints", "local_code", "biases", "surrounded", "actions", "linked", "region", "net", "foreseen", "any_size",
+    "inside", "scopes",
     "steps", "network",
 )  # fmt: skip
 
