@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from convgen import parallel
 from convgen.errors import InputError
-from convgen.exports.entry import answer_of, question_of
+from convgen.exports.entry import Question, answer_of, question_of
 from convgen.exports.fingerprint import fingerprint
 from examples.resnet import small_resnet
 
@@ -422,10 +422,10 @@ def test_an_export_changes_nothing() -> None:
     """So that a second network of a process is found whether or not the first one was exported, or could be."""
     module, x = small_resnet(), torch.zeros(2, 3, 32, 32)
     key, _ = fingerprint("test", module, (x,))
-    answer_of(parallel._exported(nn.Linear(3, 3), (torch.zeros(2, 3),), None))
+    answer_of(parallel._exported(Question(nn.Linear(3, 3), (torch.zeros(2, 3),), None, "")))
     assert key and fingerprint("test", module, (x,))[0] == key
     with pytest.raises(InputError):
-        parallel._exported(Branching(), (torch.zeros(2, 3),), None)
+        parallel._exported(Question(Branching(), (torch.zeros(2, 3),), None, ""))
     assert key and fingerprint("test", module, (x,))[0] == key
 
 
@@ -486,11 +486,11 @@ def assert_kept(make: Callable[[], tuple[nn.Module, Any]]) -> None:
     question = question_of(module, inputs, None)
     assert question.key, question.why
     assert question.known() is None
-    question.keep(answer_of(parallel._exported(module, inputs, None)))
+    question.keep(answer_of(parallel._exported(Question(module, inputs, None, ""))))
     torch.manual_seed(1)
     other, inputs = make()
     found = question_of(other, inputs, None).known()
-    truth = answer_of(parallel._exported(other, inputs, None))
+    truth = answer_of(parallel._exported(Question(other, inputs, None, "")))
     assert found is not None and found.text == truth.text and found.graph == truth.graph
     assert (found.inputs, found.outputs, found.name) == (truth.inputs, truth.outputs, truth.name)
     assert repr((found.results, found.arguments)) == repr((truth.results, truth.arguments))
@@ -545,5 +545,5 @@ def test_results_that_are_no_data_are_not_kept(tmp_path: Path) -> None:
         )
     module, inputs = GivesUnsaid(), (torch.zeros(2, 3),)
     question = question_of(module, inputs, None)
-    question.keep(answer_of(parallel._exported(module, inputs, None)))
+    question.keep(answer_of(parallel._exported(Question(module, inputs, None, ""))))
     assert question.key and question.known() is None and not (tmp_path / "cache" / "exports").exists()

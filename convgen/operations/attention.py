@@ -78,7 +78,7 @@ class Attention(Operation):
 
     def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
         """On a CPU; a GPU's kernels differ in what they keep."""
-        return operands[0].device.type == "cpu"
+        return not operands[0].is_cuda
 
     def kept(self, way: int, at: At, wanted: Sequence[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Logarithms of sums where ATen takes blocks of keys, which has no gradient of a mask; else probabilities."""

@@ -14,7 +14,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cache, cached_property, lru_cache
+from functools import cached_property, lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
@@ -457,9 +457,19 @@ def numbers(block: Interval, like: Any) -> Any:
     return torch.arange(*block, device=like.device)
 
 
-@cache
 def on_device(values: tuple[float, ...], dtype: Any, device: Any) -> Any:
     """A table of numbers, copied to a device once: what a step copies there again can't be in a CUDA graph."""
+    table = _on_device(values, dtype, device)
+    if table.is_cuda and torch.cuda.is_current_stream_capturing():
+        _RECORDED.append(table)  # a graph reads it wherever it lies, though it be forgotten here
+    return table
+
+
+_RECORDED: list[Any] = []
+
+
+@lru_cache(maxsize=1 << 10)  # tables of extents that are known at run time only come and go
+def _on_device(values: tuple[float, ...], dtype: Any, device: Any) -> Any:
     with torch.inference_mode(False):
         return torch.tensor(values, dtype=dtype, device=device)
 

@@ -28,6 +28,7 @@ A file an idea; those that `import` one another run down this list, and types ma
 
 Networks have, beside these:
 
+    recent       what is kept for the sizes of the last calls
     convolved    a GPU's kernels in the place of ATen's convolutions
     splits       blocks of tensors, and their text
     lanes        collectives in flight: started on a lane, and waited for later
@@ -36,6 +37,8 @@ Networks have, beside these:
     pieces       rows in pieces: the interior while the halo travels, then the boundary
     rows         rows of a network on this rank: what moves for them, and where their local code stands
     net          what a package says of its network, and what users call
+    foreseen     what a call takes, before it takes it
+    any_size     a network at sizes that are known at run time only
     checkpoints  activation checkpointing: all ranks compute again at the same place
     run          a network's rows in one call of it
     inside       parameters of a call as plain blocks

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,17 +16,37 @@ if TYPE_CHECKING:
     from .layer import Layer
 
 
-@cache
+MOST = 1 << 13  # boxes that a layer remembers; those of many sizes and numbers of samples are worked out again
+Remembered = TypeVar("Remembered")
+
+
+def _remembered(found: Callable[[Any, Any, int, int], Remembered]) -> Callable[[Any, Any, int, int], Remembered]:
+    """The same function, whose results are kept by the layer that they are of, and go with it."""
+
+    def asked(layer: Any, layout: Any, position: int, batch: int) -> Remembered:
+        known: dict[Any, Remembered] = vars(layer).setdefault("boxes_at", dict[Any, Remembered]())
+        key = found, layout, position, batch
+        box = known.get(key)
+        if box is None:
+            if len(known) >= MOST:
+                known.clear()
+            box = known[key] = found(layer, layout, position, batch)
+        return box
+
+    return asked
+
+
+@_remembered
 def frame_at(layer: Layer, layout: Layout, position: int, batch: int) -> Box:
     return layout.frame(layer, coordinates(layer, position), batch)
 
 
-@cache
+@_remembered
 def held_at(layer: Layer, layout: Layout, position: int, batch: int) -> Box:
     return layout.held(layer, coordinates(layer, position), batch)
 
 
-@cache
+@_remembered
 def shape_at(layer: Layer, layout: Layout, position: int, batch: int) -> tuple[int, ...]:
     return layer.shape(frame_at(layer, layout, position, batch), layout.tensor)
 

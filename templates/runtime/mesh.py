@@ -37,23 +37,34 @@ class Place(NamedTuple):
     known: dict[Any, int]  # by code and instance: how many calls have begun here
 
 
-@cache
 def coordinates(layer: Layer, position: int) -> dict[str, int]:
     """Coordinates of a position in grid order; the last axis varies fastest."""
-    at: dict[str, int] = {}
-    for axis, ranks in reversed(layer.grid.items()):
-        position, at[axis] = divmod(position, ranks)
-    return {axis: at[axis] for axis in layer.grid}
+    return _coordinates(tuple(layer.grid.items()), position)
+
+
+def members(layer: Layer, position: int, axes: tuple[str, ...]) -> tuple[int, ...]:
+    """Positions that differ from this one only along `axes`, in grid order."""
+    return _members(tuple(layer.grid.items()), position, axes)
+
+
+# These are kept by the grid: rows come and go with the sizes that are known at run time only.
 
 
 @cache
-def members(layer: Layer, position: int, axes: tuple[str, ...]) -> tuple[int, ...]:
-    """Positions that differ from this one only along `axes`, in grid order."""
-    at = coordinates(layer, position)
+def _coordinates(grid: tuple[tuple[str, int], ...], position: int) -> dict[str, int]:
+    at: dict[str, int] = {}
+    for axis, ranks in reversed(grid):
+        position, at[axis] = divmod(position, ranks)
+    return {axis: at[axis] for axis, _ in grid}
+
+
+@cache
+def _members(grid: tuple[tuple[str, int], ...], position: int, axes: tuple[str, ...]) -> tuple[int, ...]:
+    at = _coordinates(grid, position)
     return tuple(
         other
-        for other in range(math.prod(layer.grid.values()))
-        if all(there == at[a] for a, there in coordinates(layer, other).items() if a not in axes)
+        for other in range(math.prod(ranks for _, ranks in grid))
+        if all(there == at[a] for a, there in _coordinates(grid, other).items() if a not in axes)
     )
 
 

@@ -28,6 +28,7 @@ from .here import frame_at, held_at
 from .layout import AxisSize, Box, ranks_of
 from .mesh import Place, make_mesh, place_key, places
 from .parameters import find_placements
+from .recent import Recent
 from .regions import Where, as_slices, read_region
 from .splits import Distribution, Plain, Split, block_of
 from .tf32 import TAKEN
@@ -35,6 +36,7 @@ from .transport import Transport
 from .travel import RowHere
 
 EMPTY: dict[str, int] = {}
+KEPT = 32  # sizes of calls for which steps are kept ready
 PROBES = (MANY,), (MANY + 1,)
 
 
@@ -121,7 +123,7 @@ class Net(Plain):
         self.identity = hashlib.sha256(identity.encode() + code).digest()
         self.stored = {n: self.split(n, batch) for n in self.values}
         self._placements: dict[Any, list[Shard | Replicate] | None] = {}
-        self._surrounded: dict[tuple[str, str, Extents], Box] = {}
+        self._surrounded = Recent()
         self._gathers = 0
         self._last: tuple[Callable[[], object], str] = (lambda: None, "")  # a mesh, and the key of the place on it
 
@@ -308,12 +310,13 @@ class Net(Plain):
         """Where an input's block lies, with the rows that those who read it fetch."""
         if known in self.state or known not in self.types:
             raise ValueError(f"{self.name}: halo=True is of inputs, and {known} is none")
-        key = known, place.key, batch
-        if key not in self._surrounded:  # each batch that is read asks
-            steps: Any = self.steps
+        steps: Any = self.steps
+
+        def found() -> Box:
             actions = Actions(steps, Sized(self, batch), place, lambda _: True)
-            self._surrounded[key] = actions.surrounded(known, (*steps.forward, *steps.backward))
-        return self._surrounded[key]
+            return actions.surrounded(known, (*steps.forward, *steps.backward))
+
+        return self._surrounded.of((known, place.key, batch), found, KEPT)  # each batch that is read asks
 
     def halos(self, names: Sequence[str], mesh: DeviceMesh, batch: Extents) -> dict[str, tuple[Box, ...]]:
         """By input, where the blocks of all ranks lie with the rows that those who read them fetch; without those that
@@ -352,10 +355,16 @@ def _many(size: str, of: Mapping[str, int]) -> int:
 class Sized:
     """What rows ask of a network in a call: of so many samples and other sizes, and of autocast's type, if it is on."""
 
-    def __init__(self, net: Net, known: Extents, low: torch.dtype | None = None) -> None:
+    def __init__(self, net: Net, known: Extents, low: torch.dtype | None = None, device: str = "") -> None:
         self.net, self.open, self.low, self.mixes = net, known, low, net.mixes or low is not None
         self.probes = net.probes
-        self.name, self.grid, self.sizes, self.sums, self.device = net.name, net.grid, net.sizes, net.sums, net.device
+        self.name, self.grid, self.sizes, self.sums, self.device = (
+            net.name,
+            net.grid,
+            net.sizes,
+            net.sums,
+            device or net.device,
+        )
         self.dtype = net.dtype
 
 

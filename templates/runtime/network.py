@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from convgen.operations.dropout import EVALUATION
 
+from .any_size import AnySize, low_of
 from .blocks import Block, fits_ddp
 from .checkpoints import is_kept_elsewhere, kept
 from .checks import refuse_forward_mode, refuse_vmap
@@ -26,10 +27,8 @@ from .copies import compare_copies, compares, refuse_nans
 from .envelope import enter, sampled
 from .handed_on import Boxes
 from .inside import InsideAll
-from .linked import Linked
 from .listing import Steps
-from .mesh import Place
-from .net import Extents, Net, Sized, gathered
+from .net import Extents, Net, gathered
 from .parameters import as_dtensor, as_held
 from .region import Called, run_steps
 from .regions import Where
@@ -55,7 +54,7 @@ def as_pairs(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor
 
 
-class NetworkModule(Known):
+class NetworkModule(AnySize, Known):
     """The network: of every parameter and buffer this rank has its block, under the source's names.
 
     Args:
@@ -496,6 +495,9 @@ class NetworkModule(Known):
         if unmet := net.unmet(count):
             yield ValueError(unmet)
             return
+        if fault := self.too_much(count):
+            yield ValueError(fault)
+            return
         unknown = [name for name in wide if name not in self._inputs]
         if unknown:
             yield ValueError(f"{net.name}: halo= names inputs, {', '.join(self._inputs)}; got {', '.join(unknown)}")
@@ -556,20 +558,6 @@ class NetworkModule(Known):
             compare_copies(here, {n: (t, net.stored[n]) for n, t in known.items()}, "parameters and buffers")
         return kept(made) if grads and is_kept_elsewhere() else made
 
-    def _linked(
-        self, place: Place, count: Extents, low: torch.dtype | None, wide: tuple[str, ...],
-        around: Mapping[str, Boxes],
-    ) -> Linked:  # fmt: skip
-        """The steps in this mode, for so many samples, under autocast of this type or without, with these inputs' halos
-        given, and these outputs' handed on."""
-        net, apart = self._net, self._apart()
-        known: dict[Any, Linked] = cast(Any, place.known).setdefault(("linked", net.identity), {})
-        key = count, self.training, apart, low, wide, tuple(around.items())
-        if key not in known:
-            trains: Callable[[str], bool] = lambda name: self.training != (name in apart)  # noqa: E731
-            known[key] = Linked(self._steps, Sized(net, count, low), place, trains, wide, around)
-        return known[key]
-
     def _as_given(self, made: list[Tensor]) -> Any:
         """Outputs as the source has them: one, by names, or a tuple."""
         names = list(self._steps.outputs)
@@ -607,11 +595,6 @@ class NetworkModule(Known):
                 self._masks.pop(next(iter(self._masks)))
         drawn[1] += 1 if self.training else 1 << 32
         return now
-
-
-def low_of(device: str) -> torch.dtype | None:
-    """Autocast's type; None where it is off."""
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
 def initial(how: str, shape: tuple[int, ...], seed: int, number: int) -> Tensor:

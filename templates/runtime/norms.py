@@ -337,7 +337,7 @@ class NormAtOnce:
         made = x.dtype if self.stand.low is not None else _promoted(types)
         if not x.numel():
             return x.to(made, copy=True), (None, None, None, w, b, types, ())
-        on_cpu = x.device.type == "cpu"  # whose statistics would be of x's type
+        on_cpu = not x.is_cuda  # whose statistics would be of x's type
         rows, sizes = self._rows(x.to(torch.promote_types(x.dtype, torch.float32) if on_cpu else x.dtype))
         wide: Any = [None if v is None else v.reshape(-1).to(rows.dtype) for v in (w, b)]
         if self.by_channel:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -140,11 +141,11 @@ class Stand(Plain):
 
     def shares(self, ranks: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, float]:
         """Of all elements that moments are of those of each of these ranks, and how many there are."""
-        counts = self.counts(ranks, self.device, torch.float64)[:, 0]
+        counts = self.counts(ranks, "cpu", torch.float64)[:, 0]
         key = (ranks, "shares", dtype)
         if key not in self._counts:
             self._totals[ranks] = float(counts.sum())
-            self._counts[key] = (counts / self._totals[ranks]).to(dtype)
+            self._counts[key] = (counts / self._totals[ranks]).to(self.device, dtype)
         return self._counts[key], self._totals[ranks]
 
     def at_rank(self, me: int) -> At:
@@ -262,10 +263,16 @@ class Row:
         self.autocast = (autocast,) * len(reads) if isinstance(autocast, str) else autocast
         self.fetch, self.store = ([s if isinstance(s, Side) else Side(s) for s in sides] for sides in (reads, makes))
         self.back, self.given = ([side.back for side in sides] for sides in (self.fetch, self.store))
-        self._stands: dict[Any, Stand] = {}
+        # Whoever runs the row at these sizes holds them: what is run no more is forgotten.
+        self._stands: weakref.WeakValueDictionary[Any, Stand] = weakref.WeakValueDictionary()
+        self._probed: dict[torch.dtype | None, list[Operation]] = {}
+        self._asks: bool | None = None  # whether autocast changes arguments of the operation
 
     def _under(self, low: torch.dtype | None, sizes: tuple[int, ...]) -> Operation:
-        return under(self.operation(*sizes), low)
+        operation = self.operation(*sizes)
+        if self._asks is None:
+            self._asks = under(operation, None) is not operation
+        return under(operation, low) if self._asks else operation
 
     def stand(self, net: Any, label: str) -> Stand:
         """The row in a call of a network.
@@ -274,10 +281,13 @@ class Row:
             label: what its steps are called.
         """
         key = (net.open, label, net.device, net.low)
-        if key not in self._stands:
-            operation = self._under(net.low, net.open).for_any(*(self._under(net.low, one) for one in net.probes))
-            self._stands.setdefault(key, Stand(self, operation, net, label))  # one, if threads make it at once
-        return self._stands[key]
+        found = self._stands.get(key)
+        if found is None:
+            if net.low not in self._probed:
+                self._probed[net.low] = [self._under(net.low, one) for one in net.probes]
+            operation = self._under(net.low, net.open).for_any(*self._probed[net.low])
+            found = self._stands.setdefault(key, Stand(self, operation, net, label))  # one, if threads make it at once
+        return found
 
 
 # ---------------------------------------------------------------------------------------------------------------------

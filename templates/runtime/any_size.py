@@ -1,0 +1,124 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# (what torch leaves untyped)
+"""A network at the sizes that are known at run time only: steps that are kept ready, and what a call of them takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, cast
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from .foreseen import Foreseen, foresee
+from .handed_on import Boxes
+from .linked import Linked
+from .listing import Steps
+from .mesh import Place
+from .net import KEPT, Extents, Net, Sized
+from .recent import Recent
+
+
+class AnySize:
+    """What a network's module does by sizes.
+
+    Attributes:
+        keeps_shapes: for how many sizes steps are kept ready: those of the last calls.
+        limit_bytes: of tensors that a call may make at a time on this rank; what takes more is refused before.
+    """
+
+    keeps_shapes: int = KEPT
+    limit_bytes: int | None = None
+    training: bool
+    _net: ClassVar[Net]
+    _steps: ClassVar[Steps]
+    _mesh: DeviceMesh
+    _learnt: dict[str, str]
+
+    @property
+    def _known(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _apart(self) -> frozenset[str]:
+        raise NotImplementedError
+
+    def _linked(
+        self, place: Place, count: Extents, low: torch.dtype | None, wide: tuple[str, ...],
+        around: Mapping[str, Boxes] = NONE,
+    ) -> Linked:  # fmt: skip
+        """The steps in this mode, for so many samples, under autocast of this type or without, with these inputs' halos
+        given, and these outputs' handed on."""
+        net, apart = self._net, self._apart()
+        known: Recent = cast(Any, place.known).setdefault(("linked", net.identity), Recent())
+
+        def made() -> Linked:
+            training = self.training  # as it is now
+            trains: Callable[[str], bool] = lambda name: training != (name in apart)  # noqa: E731
+            return Linked(self._steps, Sized(net, count, low), place, trains, wide, around)
+
+        return known.of((count, self.training, apart, low, wide, tuple(around.items())), made, self.keeps_shapes)
+
+    def foreseen(self, count: Extents, me: int | None = None) -> Foreseen:
+        """What a call takes on this rank, or on that at a position, and its backward pass where gradients are on."""
+        net, place, low = self._net, self._net.place(self._mesh), low_of(self._net.device)
+        training, apart, position = self.training, self._apart(), place.me if me is None else me
+        learns = self._learning
+        recent: Recent = cast(Any, place.known).setdefault(("foreseen", net.identity), Recent())
+        return recent.of(
+            (count, position, training, apart, low, learns),
+            lambda: foresee(net, place, position, count, lambda name: training != (name in apart), low, learns),
+            KEPT * len(place.ranks),
+        )
+
+    def peak_bytes(self, *, batch: int | None = None, **sizes: int) -> int:
+        """The most bytes of tensors that a call makes at a time on this rank, of which it allocates none here.
+
+        Its outputs are of them, and where gradients are on its backward pass is of the call, with gradients of outputs
+        and of parameters; inputs, parameters and buffers are not. No communication.
+
+        Args:
+            batch, sizes: the number of samples and other open extents by letter, as `H=64`; by default those that
+                it was compiled for.
+        Raises:
+            ValueError: there is no such letter, or the network computes something else for such sizes.
+        """
+        count = self._net.opened(batch, sizes)
+        if unmet := self._net.unmet(count):
+            raise ValueError(unmet)
+        return self.foreseen(count).peak_bytes
+
+    def warm_up(self, shapes: Iterable[Mapping[str, int]]) -> None:
+        """Make steps ready for these sizes, by letter, in this mode; they are kept as those of the last calls are.
+
+        Raises:
+            ValueError: as of `peak_bytes`.
+        """
+        every = [self._net.opened(None, sizes) for sizes in shapes]
+        for unmet in filter(None, map(self._net.unmet, every)):
+            raise ValueError(unmet)
+        self.keeps_shapes = max(self.keeps_shapes, len({*every}))
+        place, low, learns = self._net.place(self._mesh), low_of(self._net.device), self._learning
+        for count in every:
+            self._linked(place, count, low, ()).forward(learns)
+
+    def too_much(self, count: Extents) -> str:
+        """Why a call of these sizes is refused by `limit_bytes`; "" where it fits."""
+        taken = None if self.limit_bytes is None else self.foreseen(count).peak_bytes
+        if taken is None or self.limit_bytes is None or taken <= self.limit_bytes:
+            return ""
+        sizes = ", ".join(f"{letter}={n}" for letter, n in zip(self._net.letters, count, strict=True))
+        return (
+            f"{self._net.name}: {sizes} takes {taken:,} bytes of tensors at a time on this rank, beside parameters and "
+            f"inputs, and limit_bytes is {self.limit_bytes:,}; smaller extents, or more ranks"
+        )
+
+    @property
+    def _learning(self) -> tuple[str, ...]:
+        """Parameters that a call, as it would be now, makes gradients of."""
+        known = self._known if torch.is_grad_enabled() else {}
+        return tuple([n for n in self._learnt if n in known and known[n].requires_grad])
+
+
+def low_of(device: str) -> torch.dtype | None:
+    """Autocast's type; None where it is off."""
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None

@@ -1,0 +1,166 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# (what torch leaves untyped or private)
+"""What a call takes before it takes it: a rank's steps run on tensors without memory, and nothing is sent.
+
+The steps, their order and the lives of slots are those of a call (linked.py), so what lives together here lives
+together there.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from convgen.operations.row import ASKED
+
+from .here import shape_at
+from .linked import Linked, execute
+from .mesh import Place
+from .net import Extents, Net, Sized
+from .transport import Group, Splits, ordered_sum, wide_type
+
+
+class Foreseen(NamedTuple):
+    """Of a call on one rank.
+
+    Attributes:
+        peak_bytes: of tensors that the call makes, the most at a time; parameters, buffers and inputs are none of them.
+        flops: of products and convolutions; `touched_bytes`: read and written by all its operators.
+        sent: by number of ranks of a group how many messages go, and how many bytes.
+        launches: operators that write something.
+    """
+
+    peak_bytes: int
+    flops: int
+    touched_bytes: int
+    sent: tuple[tuple[int, int, int], ...]
+    launches: int
+
+
+class Nowhere:
+    """A transport that sends nothing: collectives make tensors of the right shapes."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+        self.sent: dict[int, tuple[int, int]] = {}
+
+    def _count(self, group: Group, elements: int, tensor: Tensor) -> None:
+        ranks = len(group.ranks)
+        messages, size = self.sent.get(ranks, (0, 0))
+        self.sent[ranks] = messages + ranks - 1, size + elements * tensor.element_size()
+
+    def all_gather(self, tensor: Tensor, splits: Splits, group: Group) -> Tensor:
+        self._count(group, tensor.numel() * (len(splits) - 1), tensor)
+        return tensor.new_empty(sum(splits))
+
+    def reduce_scatter(self, tensor: Tensor, splits: Splits, group: Group) -> Tensor:
+        mine = splits[group.ranks.index(self.rank)]
+        self._count(group, tensor.numel() - mine, tensor)
+        if group.sums != "ordered":
+            return tensor.new_empty(mine)
+        return ordered_sum(tensor.new_empty(mine * len(splits)), len(splits), group)
+
+    def all_reduce(self, tensor: Tensor, splits: Splits, group: Group) -> Tensor:
+        in_order = group.sums == "ordered" and (len(splits) > 2 or tensor.dtype != wide_type(tensor.dtype))
+        if in_order and len(splits) == 2:
+            return ordered_sum(self.all_gather(tensor, (tensor.numel(),) * 2, group), 2, group)
+        if in_order:
+            return self.all_gather(self.reduce_scatter(tensor, splits, group), splits, group)
+        self._count(group, tensor.numel(), tensor)
+        return tensor.clone()
+
+    def exchange(self, tensor: Tensor, splits: tuple[Splits, Splits], group: Group) -> Tensor:
+        self._count(group, sum(splits[0]), tensor)
+        return tensor.new_empty(sum(splits[1]))
+
+    def all_to_all(self, tensor: Tensor, splits: tuple[Splits, Splits], group: Group) -> Tensor:
+        return self.exchange(tensor, splits, group)
+
+
+def _statistics(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape[1]), x.new_empty(x.shape[1])
+
+
+# Operators that torch doesn't run without memory.
+WITHOUT_META: dict[Any, Callable[..., Any]] = {torch.ops.aten.batch_norm_update_stats.default: _statistics}
+
+
+class Ledger(TorchDispatchMode):
+    """Storages that are made inside of it, and what its operators do."""
+
+    def __init__(self, given: Iterable[Tensor] = ()) -> None:
+        super().__init__()
+        self.live_bytes = self.peak_bytes = self.flops = self.touched_bytes = self.launches = 0
+        self._known: weakref.WeakSet[Any] = weakref.WeakSet(t.untyped_storage() for t in given)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = WITHOUT_META.get(func, func)(*args, **(kwargs or {}))
+        several = made if isinstance(made, (tuple, list)) else (made,)
+        results = [t for t in several if isinstance(t, Tensor) and t.is_meta]
+        writes = False
+        for t in results:
+            storage = t.untyped_storage()
+            if storage not in self._known:
+                self._known.add(storage)
+                self._change(size := storage.nbytes())
+                weakref.finalize(storage, self._change, -size)
+                writes = True
+        if writes or func._schema.is_mutable:
+            self.launches += 1
+            read = [a for a in args if isinstance(a, Tensor)]
+            self.touched_bytes += sum(t.numel() * t.element_size() for t in (*read, *results))
+            packet = func.overloadpacket
+            if packet in flop_registry:
+                self.flops += flop_registry[packet](*args, **(kwargs or {}), out_val=made)
+        return made
+
+    def _change(self, size: int) -> None:
+        self.live_bytes += size
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+
+
+def foresee(
+    net: Net, place: Place, me: int, count: Extents, trains: Callable[[str], bool], low: torch.dtype | None,
+    learns: tuple[str, ...] = (),
+) -> Foreseen:  # fmt: skip
+    """What a call takes on the rank at a position, and its backward pass where something learns; outputs' gradients are
+    of it, too.
+
+    Args:
+        count: the number of samples and other sizes.
+        trains: by module, whether it is in training; low: autocast's type.
+        learns: names of parameters that want gradients.
+    """
+    end: Any = Nowhere(place.ranks[me], len(place.ranks))
+    ctx = Sized(net, count, low, "meta")
+    linked = Linked(net.steps, ctx, Place(f"{place.key} foreseen", place.ranks, me, end, None, {}), trains)
+    asked, ASKED.types = ASKED.types, True  # kernels need memory; ATen's operators make the same shapes
+    try:
+        forward = linked.forward(learns)
+        slots: list[Any] = [None] * forward.size
+        for slot, n in forward.given.items():
+            name = slot[1:-1] if slot.startswith("[") else slot
+            shape = shape_at(net, net.split(name, count), me, 0)  # type: ignore[arg-type]
+            slots[n] = torch.empty(shape, dtype=net.types[name], device="meta")
+        with torch.no_grad(), Ledger([t for t in slots if t is not None]) as ledger:
+            execute(forward.codes, slots)
+            outputs, kept = [slots[n] for n in forward.outputs], [slots[n] for n in forward.kept]
+            slots.clear()
+            if learns:
+                dys: list[Tensor | None] = [torch.empty_like(y) if y.is_floating_point() else None for y in outputs]
+                backward = linked.backward(learns, learns, tuple([dy is not None for dy in dys]))
+                slots = [None] * backward.size
+                for n, value in (*zip(backward.kept, kept, strict=True), *zip(backward.given, dys, strict=True)):
+                    slots[n] = value
+                kept.clear()
+                execute(backward.codes, slots)
+    finally:
+        ASKED.types = asked
+    sent = tuple([(ranks, *both) for ranks, both in sorted(end.sent.items())])
+    return Foreseen(ledger.peak_bytes, ledger.flops, ledger.touched_bytes, sent, ledger.launches)
