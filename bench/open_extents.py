@@ -25,7 +25,7 @@ import argparse
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -38,15 +38,11 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from free_networks import imported
 from networks_on_ranks import draw_parameters
-from zoo.diffusers import COGVIDEO, HUNYUAN, KL, LTX, VQ, WAN
-from zoo.makers import IN_OUT, Make, coded, decoded, diffusers, monai, px, vision
-from zoo.diffusers import DIFFUSERS
+from zoo.diffusers import COGVIDEO, DIFFUSERS, HUNYUAN, KL, LTX, VQ, WAN
+from zoo.makers import IN_OUT, Make, coded, decoded, diffusers, monai, vision
 
 from convgen.algebra.grid import Grid
-from convgen.cost.network import volume
-from convgen.errors import InputError
-from convgen.network_compiler import compile_network, program_like
-from convgen.spec.aten.describe import describe
+from convgen.network_compiler import compile_network
 from convgen.spec.exported import exported
 from convgen.spec.graph import Graph
 from convgen.spec.text import parse_grid

@@ -441,10 +441,15 @@ class NetworkModule(Known):
             yield ValueError(f"{net.name}: halo= names inputs, {', '.join(self._inputs)}; got {', '.join(unknown)}")
             return
         try:
-            boxes = self._linked(here.place, count, low, wide).boxes if wide else {}
-        except ValueError as error:
+            linked = self._linked(here.place, count, low, wide)
+        except (ValueError, IndexError, RuntimeError) as error:  # on this rank alone, perhaps
             yield error
             return
+        if linked.lacks:
+            hint = "compile the network for these sizes alone"
+            yield ValueError(f"{net.name}: {linked.lacks} for {net.said(count)}; {hint}")
+            return
+        boxes = linked.boxes
         if len(given) != len(self._inputs):
             yield TypeError(f"{net.name}: takes {', '.join(self._inputs)}, got {len(given)} tensors")
             return
