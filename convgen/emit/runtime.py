@@ -24,9 +24,9 @@ PARTS = (
 
 # Only networks have these.
 NETWORK_PARTS: tuple[str, ...] = (
-    "recent", "travel", "tf32", "convolved", "splits", "lanes", "copies", "pieces", "chunks", "rows", "nodes", "on_mesh",
-    "listing", "norms", "checkpoints", "local_code", "biases", "surrounded", "handed_on", "actions", "linked", "region",
-    "net", "foreseen", "any_size", "inside", "scopes", "steps", "network",
+    "recent", "travel", "tf32", "convolved", "splits", "lanes", "copies", "pieces", "chunks", "rows", "at_hand",
+    "nodes", "on_mesh", "listing", "norms", "checkpoints", "local_code", "biases", "surrounded", "handed_on", "actions",
+    "linked", "region", "net", "foreseen", "any_size", "inside", "scopes", "steps", "network",
 )  # fmt: skip
 
 OWN_PARTS = ("convolved", "nodes", "on_mesh")  # of these, only networks whose target has programs of its own

@@ -7,13 +7,14 @@ own, of memory and of broadcasting along an extent of 1: a trial tells whether t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from importlib import import_module
-from itertools import islice, product
+from itertools import product
 from math import prod
 from operator import eq, ge, gt, le, lt, ne
+from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from convgen.errors import InputError
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 
 Opened = Mapping[str, Mapping[str, int]]  # by input, by letter the number of the dimension
 PROBES = (*range(2, 17), 31, 64, 97, 1021, 65536)  # numbers of samples for which conditions must hold
-TRIED = (*range(24, 48), 64, 97, 256, 1021)  # no small sizes, at which a guard that holds but for these is found to
+LARGE = 256  # what holds from here on fails at small sizes alone
+TRIED = (*range(LARGE, LARGE + 64), 509, 1021, 4099)
 
 
 class Small(NamedTuple):
@@ -144,8 +146,7 @@ def symbols_of(program: ExportedProgram, inputs: Mapping[str, torch.Tensor], ope
         holds, fails = evaluated(known, names), list[dict[str, int]]()
         if holds is not None:
             holds = _without_faults(holds)
-            at = (dict(zip(letters, sizes, strict=True)) for sizes in islice(product(TRIED, repeat=len(letters)), 2000))
-            fails = [sizes for sizes in at if not holds(sizes)]
+            fails = [at for at in _tried(letters) if not holds(at)]
         condition = condition_from_sympy(known, names)
         if holds is None or (fails and condition is None):
             fact = f"{name}: the module's control flow depends on sizes by {said}, which is no condition of letters"
@@ -155,6 +156,18 @@ def symbols_of(program: ExportedProgram, inputs: Mapping[str, torch.Tensor], ope
         elif not fails:
             found.small.append(Small(said, tuple(letters), holds))
     return found
+
+
+def _tried(letters: Sequence[str]) -> Iterator[dict[str, int]]:
+    """Large sizes: all of one letter, of several 2000 that are drawn, and each moved alone."""
+    draw = Random(0)
+    for size in TRIED:
+        yield dict.fromkeys(letters, size)
+    if len(letters) > 1:
+        for letter, size in product(letters, TRIED):
+            yield dict.fromkeys(letters, LARGE) | {letter: size}
+        for _ in range(2000):
+            yield {letter: draw.choice(TRIED) for letter in letters}
 
 
 def _without_faults(holds: Callable[[Mapping[str, int]], Any]) -> Callable[[Mapping[str, int]], bool]:

@@ -12,7 +12,7 @@ from importlib import import_module
 from itertools import product
 from typing import TYPE_CHECKING, Any, cast
 
-from convgen.spec.exported_open import Small, Symbols
+from convgen.spec.exported_open import LARGE, Small, Symbols
 from convgen.spec.extents import Condition
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from convgen.spec.exported_examples import Examples
 
-LARGEST = 64  # from which on a guard that is called small is to hold
+SOME = (*range(1, 33), 48, 64, 96, 128, 192, LARGE)  # of guards of several letters
 NEAR = 1e-3  # relative to the largest number of a result
 
 
@@ -45,7 +45,11 @@ def least_sizes(
         at = _fitting({**own, **least}, tuple(least), found.conditions)
         return at is None or runs.alike(at)
 
-    least = {a: next((k for k in range(1, bound) if works({a: k})), bound) for a in letters}
+    def first(a: str) -> int:
+        """At least one more than fails, and right up to where all guards hold, too."""
+        return next((k for k in range(1, bound) if works({a: k})), bound) if works({a: bound - 1}) else bound
+
+    least = {a: first(a) for a in letters}
     rows = {a: k for a, k in least.items() if a != "N"}
     while not works(rows) and min(rows.values()) < bound:  # all at once
         rows = {a: min(k + 1, bound) for a, k in rows.items()}
@@ -53,13 +57,13 @@ def least_sizes(
 
 
 def _holds_from(small: Sequence[Small], letters: Sequence[str]) -> int:
-    """The least size of all letters from which on every guard holds."""
+    """A size of all letters from which on every guard holds: the least, where guards are of one letter."""
     bound = 1
     for one in small:
         own = [letter for letter in letters if letter in one.letters]
-        sizes = (*range(1, 33), LARGEST)
-        fails = [at for at in product(sizes, repeat=len(own)) if not one.holds(dict(zip(own, at, strict=True)))]
-        bound = max(bound, *(min(at) + 1 for at in fails)) if fails else bound
+        sizes = range(1, LARGE + 1) if len(own) == 1 else SOME
+        fails = [min(at) for at in product(sizes, repeat=len(own)) if not one.holds(dict(zip(own, at, strict=True)))]
+        bound = max(bound, next((k for k in sizes if k > max(fails)), LARGE)) if fails else bound
     return bound
 
 

@@ -11,7 +11,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from .foreseen import Foreseen, foresee
-from .handed_on import Boxes
+from .handed_on import NONE, Boxes
 from .linked import Linked
 from .listing import Steps
 from .mesh import Place

@@ -25,6 +25,7 @@ from .surrounded import HALO, window_of
 
 AROUND = "+around"
 Boxes = tuple[Box, ...]  # of each rank of the mesh
+NONE: Mapping[str, Boxes] = {}
 
 
 class Wide(NamedTuple):

@@ -19,6 +19,7 @@ from torch import Tensor
 from convgen.operations.convolution import Rimmed
 
 from .actions import CHAINS, Action, Actions, Flags
+from .at_hand import lacking
 from .copies import first_nan
 from .handed_on import Boxes, HandedOn
 from .lanes import noted
@@ -105,6 +106,7 @@ class Linked:
     ) -> None:
         self.steps, self.ctx = steps, ctx
         self.actions = Actions(steps, ctx, place, trains)
+        self.lacks = next(lacking(self.actions.stands, place), "")
         self.boxes = {name: self.actions.surrounded(name, (*steps.forward, *steps.backward)) for name in wide}
         forward, backward = (
             self.actions.with_biases(with_halos(in_mode(lines, trains), self.actions.moves, wide))

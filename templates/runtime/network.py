@@ -25,7 +25,7 @@ from .checks import refuse_forward_mode, refuse_vmap
 from .clipping import local
 from .copies import compare_copies, compares, refuse_nans
 from .envelope import enter, sampled
-from .handed_on import Boxes
+from .handed_on import NONE, Boxes
 from .inside import InsideAll
 from .listing import Steps
 from .net import Extents, Net, gathered
@@ -40,7 +40,6 @@ from .tf32 import taken
 from .travel import RowHere
 
 LOOKS = 100  # calls of whole tensors, of which ranks compare the values once
-NONE: Mapping[str, Boxes] = {}
 MASKS = 4096  # calls whose backward pass may be to come
 HINTS = {
     "values of inputs": "every rank is to give the same whole tensors here, samples of all ranks together; "
@@ -503,10 +502,15 @@ class NetworkModule(AnySize, Known):
             yield ValueError(f"{net.name}: halo= names inputs, {', '.join(self._inputs)}; got {', '.join(unknown)}")
             return
         try:
-            boxes = self._linked(here.place, count, low, wide, around).boxes if wide else {}
-        except ValueError as error:
+            linked = self._linked(here.place, count, low, wide, around)
+        except (ValueError, IndexError, RuntimeError) as error:  # on this rank alone, perhaps
             yield error
             return
+        if linked.lacks:
+            hint = "compile the network for these sizes alone"
+            yield ValueError(f"{net.name}: {linked.lacks} for {net.said(count)}; {hint}")
+            return
+        boxes = linked.boxes
         if len(given) != len(self._inputs):
             yield TypeError(f"{net.name}: takes {', '.join(self._inputs)}, got {len(given)} tensors")
             return

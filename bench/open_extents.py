@@ -1,0 +1,292 @@
+"""Real families at shapes drawn at random, from one import and one package a grid, against the module.
+
+    PYTHONPATH=/path/to/diffusers:... python bench/open_extents.py [--families kl_decoder ...] [--grids H=2 H=2,W=2 ...]
+        [--shapes 30] [--seed 0]
+    python bench/open_extents.py --residues [--families kl_decoder ...] [--pairs 50]
+    python bench/open_extents.py --baked
+
+Reduced configurations, every parameter drawn anew, in float64 on virtual ranks of one process. Each package runs at so
+many shapes on H=2 and on H=2,W=2 and at five on the other grids: ragged ones, one row, fewer rows than a halo or than
+ranks, and its first shape again. A line a grid: shapes, shapes that a condition refuses, and the largest error of all
+ranks, relative to the largest entry. At a shape that is refused the module is run as well: it fails there, or computes
+something else than its graph does; `needless` counts those where it doesn't.
+
+--residues compares bytes, step by step, with those of a package compiled for the shape alone: H and W modulo twice the
+whole stride, each alone and pairs drawn at random. --baked imports videos' models with T open: whose loops over frames
+are baked in says so by T's name.
+
+Some models cast to float32 inside. They are traced, and run, with `Tensor.float` as `Tensor.double`, so that what is
+compared isn't rounding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from time import process_time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+from free_networks import imported
+from networks_on_ranks import draw_parameters
+from zoo.diffusers import COGVIDEO, DIFFUSERS, HUNYUAN, KL, LTX, VQ, WAN
+from zoo.makers import IN_OUT, Make, coded, decoded, diffusers, monai, vision
+
+from convgen.algebra.grid import Grid
+from convgen.network_compiler import compile_network
+from convgen.spec.exported import exported
+from convgen.spec.graph import Graph
+from convgen.spec.text import parse_grid
+from convgen.verify.graph_reference import run_graph
+from convgen.verify.virtual import World
+
+GRIDS = ("H=2", "H=2,W=2", "W=2", "H=3", "N=2,H=2")
+MANY = 2  # grids that see all shapes; the others see five
+NEAR = 1e-12
+Shape = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Family:
+    """A model, its input's shape, whose last two extents are open.
+
+    Attributes:
+        stride: rows of the input that a row of what is smallest stands for.
+        most: rows, and columns, that are drawn at most.
+        multiple: what H and W have to be multiples of, as one line of the table says.
+    """
+
+    make: Make
+    stride: int
+    most: int
+
+
+def of_decoder(m: Any, x: Tensor) -> Any:
+    return m.decode(x, return_dict=False)[0]
+
+
+def at_three(m: Any, x: Tensor) -> Any:
+    return m(x).sample
+
+
+# fmt: off
+KL3: dict[str, Any] = {**KL, "block_out_channels": (8, 8, 16), "norm_num_groups": 4,
+    "down_block_types": ("DownEncoderBlock2D",) * 3, "up_block_types": ("UpDecoderBlock2D",) * 3}
+FAMILIES: Mapping[str, Family] = {
+    "kl_decoder": Family(diffusers("AutoencoderKL", (2, 4, 12, 10), decoded, **KL3), 1, 17),
+    "kl_encoder": Family(diffusers("AutoencoderKL", (2, 3, 24, 20), coded, **KL3), 4, 49),
+    "wan_decoder": Family(diffusers("AutoencoderKLWan", (1, 4, 2, 12, 10), decoded, **WAN), 1, 17),
+    "wan_encoder": Family(diffusers("AutoencoderKLWan", (1, 3, 5, 24, 20), coded, **WAN), 2, 41),
+    "qwen_decoder": Family(diffusers("AutoencoderKLQwenImage", (1, 4, 1, 12, 10), decoded, **WAN), 1, 17),
+    "qwen_encoder": Family(diffusers("AutoencoderKLQwenImage", (1, 3, 1, 24, 20), coded, **WAN), 2, 41),
+    "cogvideo_decoder": Family(diffusers("AutoencoderKLCogVideoX", (1, 4, 2, 12, 10), decoded, **COGVIDEO), 1, 15),
+    "cogvideo_encoder": Family(diffusers("AutoencoderKLCogVideoX", (1, 3, 5, 24, 20), coded, **COGVIDEO), 2, 33),
+    "ltx_decoder": Family(diffusers("AutoencoderKLLTXVideo", (1, 8, 2, 6, 5), decoded, **LTX,
+        decoder_block_out_channels=(8, 8, 8, 8), decoder_layers_per_block=(1,) * 5), 1, 9),
+    "ltx_encoder": Family(diffusers("AutoencoderKLLTXVideo", (1, 3, 9, 96, 64), coded, **LTX,
+        decoder_block_out_channels=(8, 8, 8, 8), decoder_layers_per_block=(1,) * 5), 32, 160),
+    "hunyuan_decoder": Family(diffusers("AutoencoderKLHunyuanVideo", (1, 4, 2, 12, 10), decoded, **HUNYUAN), 1, 9),
+    "hunyuan_encoder": Family(diffusers("AutoencoderKLHunyuanVideo", (1, 3, 5, 32, 40), coded, **HUNYUAN), 8, 64),
+    "vq_decoder": Family(diffusers("VQModel", (2, 3, 12, 10),
+        lambda m, x: m.decode(x, force_not_quantize=True).sample, **VQ), 1, 17),
+    "vq_encoder": Family(diffusers("VQModel", (2, 3, 24, 20), lambda m, x: m.encode(x).latents, **VQ), 2, 41),
+    "tiny": Family(DIFFUSERS["tiny_vae"], 2, 41),
+    "unet2d": Family(DIFFUSERS["diffusers_unet2d"], 2, 31),
+    "resnet18": Family(vision("resnet18", (2, 3, 72, 60), num_classes=10), 32, 130),
+    "deeplabv3": Family(vision("deeplabv3_resnet50", (2, 3, 65, 50), kind="segmentation", weights_backbone=None,
+        num_classes=5), 8, 90),
+    "monai_unet": Family(monai("UNet", (2, 1, 32, 28), dims=2, **IN_OUT, channels=(4, 8, 16), strides=(2, 2)), 4, 60),
+    "monai_segresnet": Family(monai("SegResNet", (2, 1, 24, 40), dims=2, init_filters=8, **IN_OUT,
+        blocks_down=(1, 2), blocks_up=(1,)), 2, 40),
+}
+# fmt: on
+
+
+@dataclass
+class Case:
+    """A family's module, its graph of evaluation, and its input's shape."""
+
+    module: nn.Module
+    graph: Graph
+    shape: tuple[int, ...]
+    constants: Mapping[str, Tensor]
+
+    def draw(self, at: Shape, seed: int) -> Tensor:
+        draw = torch.Generator().manual_seed(seed)
+        return torch.randn((*self.shape[:-2], *at), generator=draw, dtype=torch.float64)
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        return {**self.module.state_dict(), **self.constants}
+
+    def graph_at(self, x: Tensor) -> list[Tensor]:
+        """What the graph makes on one device, whatever its conditions say of the shape."""
+        graph = self.graph.at({**self.graph.sizes, "N": x.shape[0], "H": x.shape[-2], "W": x.shape[-1]})
+        made = run_graph(graph, {**self.state, graph.inputs[0].name: x}, training=False).outputs
+        return [made[name] for name, _ in graph.outputs]
+
+
+class Listed(nn.Module):
+    """A module's tensors: DeepLabV3 gives a mapping, others one."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Any:
+        made = self.module(x)
+        return made["out"] if isinstance(made, Mapping) else made
+
+
+def case_of(name: str) -> Case:
+    """
+    Raises:
+        InputError: as `exported` does.
+    """
+    torch.manual_seed(0)
+    module, shape = FAMILIES[name].make()
+    module = Listed(module).double().eval()
+    draw_parameters(module)
+    d = len(shape)
+    found = exported(module, (torch.randn(shape, dtype=torch.float64),), name=name, training=False,
+                     opened={"x": {"H": d - 2, "W": d - 1}})  # fmt: skip
+    return Case(module, found.graph, shape, found.tensors)
+
+
+def shapes_of(family: Family, count: int, draw: Random, first: Shape, multiple: int) -> list[Shape]:
+    """The example's, one row, few rows, and others; of three, one is a multiple of the stride."""
+    found = [first, (1, 1), (1, family.most), (3, 2), (family.stride, family.stride + 1)]
+    while len(found) < count - 1:
+        k = family.stride if len(found) % 3 else 1
+        found.append((k * draw.randint(1, family.most // k), k * draw.randint(1, family.most // k)))
+    if multiple > 1:
+        found = [(-(-h // multiple) * multiple, -(-w // multiple) * multiple) if i % 4 else (h, w)
+                 for i, (h, w) in enumerate(found)]  # fmt: skip
+    return [*found[: count - 1], first]
+
+
+def off(made: Tensor, wanted: Tensor) -> float:
+    if made.shape != wanted.shape:
+        return float("inf")
+    most = float(wanted.abs().max()) if wanted.numel() else 0.0
+    far = float((made - wanted).abs().max()) if wanted.numel() else 0.0
+    return far if most == 0 else far / most
+
+
+@dataclass
+class Seen:
+    """A package at its shapes: errors of those that ran, and refusals."""
+
+    errors: dict[Shape, float]
+    refused: dict[Shape, str]
+    needless: list[Shape]
+
+
+def run_package(case: Case, grid: Grid, shapes: Sequence[Shape]) -> Seen:
+    """All shapes from one import, by models that live on."""
+    package = compile_network(case.graph, grid).package()
+    with tempfile.TemporaryDirectory(prefix="open_extents_") as folder:
+        net = imported(package.files, Path(folder))
+        letters = net.NET.letters
+        seen = Seen({}, {}, [])
+        wanted: list[tuple[Shape, Tensor, Tensor]] = []
+        for k, at in enumerate(shapes):
+            x = case.draw(at, k)
+            known = {"N": x.shape[0], "H": at[0], "W": at[1]}
+            unmet = net.NET.unmet(tuple(known[a] for a in letters))
+            if unmet:
+                seen.refused[at] = unmet
+                if agrees(case, x):
+                    seen.needless.append(at)
+                continue
+            with torch.no_grad():
+                wanted.append((at, x, case.module(x)))
+
+        def rank(end: Any) -> list[float]:
+            mesh = net.init_mesh("cpu", transport=end)
+            model = net.Network(mesh)
+            model.load_full(case.state)
+            model.eval()
+            found: list[float] = []
+            with torch.no_grad():
+                for (h, w), x, y in wanted:
+                    sizes = {"H": h, "W": w}
+                    made = model(net.scatter("x", x, mesh), batch=x.shape[0], sizes=sizes)
+                    found.append(off(net.gather("output", made, mesh, batch=x.shape[0], sizes=sizes), y))
+            return found
+
+        for (at, _, _), *ones in zip(wanted, *World(grid.ranks).run(rank), strict=True):
+            seen.errors[at] = max(*ones, seen.errors.get(at, 0.0))
+    return seen
+
+
+def agrees(case: Case, x: Tensor) -> bool:
+    """Whether the module and its graph compute the same; not where the module fails."""
+    try:
+        with torch.no_grad():
+            wanted = case.module(x)
+            (made,) = case.graph_at(x)
+    except (RuntimeError, ValueError, IndexError, ZeroDivisionError, AssertionError):
+        return False
+    return off(made, wanted) < NEAR
+
+
+def compare(names: Sequence[str], grids: Sequence[str], count: int, seed: int) -> bool:
+    right = True
+    for name in names:
+        start = process_time()
+        case = case_of(name)
+        conditions = "; ".join(map(str, case.graph.conditions)) or "none"
+        print(
+            f"{name}: {len(case.graph.calls)} calls, {process_time() - start:.0f} s; conditions: {conditions}",
+            flush=True,
+        )
+        for k, text in enumerate(grids):
+            draw, family = Random(f"{name} {text} {seed}"), FAMILIES[name]
+            first: Shape = (case.shape[-2], case.shape[-1])
+            multiple = multiple_of(case.graph)
+            shapes = shapes_of(family, count if k < MANY else 5, draw, first, multiple)
+            start = process_time()
+            try:
+                seen = run_package(case, Grid(tuple(parse_grid(text).items())), shapes)
+            except Exception as error:  # so that the others are seen
+                print(f"  {text:8} FAILED {type(error).__name__}: {str(error)[:600]}", flush=True)
+                right = False
+                continue
+            worst = max(seen.errors, key=lambda at: seen.errors[at])
+            far = seen.errors[worst]
+            right &= far <= NEAR and not seen.needless
+            print(f"  {text:8} {len(seen.errors)} shapes, {len(seen.refused)} refused, needless {seen.needless}; "
+                  f"{far:.1e} at {worst}; {process_time() - start:.0f} s", flush=True)  # fmt: skip
+    return right
+
+
+def multiple_of(graph: Graph) -> int:
+    """The least number whose multiples fulfil the conditions."""
+    return next((k for k in (1, 2, 4, 8, 16, 32) if all(
+        c.holds({"N": 2, "H": 6 * k, "W": 10 * k}) for c in graph.conditions if c.sign == "==")), 1)  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--families", nargs="*", default=list(FAMILIES), choices=list(FAMILIES), metavar="NAME")
+    parser.add_argument("--grids", nargs="*", default=list(GRIDS), metavar="GRID")
+    parser.add_argument("--shapes", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]
+    return 0 if compare(args.families, args.grids, args.shapes, args.seed) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
