@@ -1,7 +1,7 @@
 """convgen: a compiler for distributed convolutions.
 
-`from_torch` and `parallelize` (convgen/parallel.py), and `criterion` (convgen/losses.py), are imported when they are
-asked for: `import convgen` is cheap.
+`from_torch` and `parallelize` (convgen/parallel.py), `serve` (convgen/serving.py) and `criterion` (convgen/losses.py)
+are imported when they are asked for: `import convgen` is cheap.
 """
 
 from importlib import import_module
@@ -9,7 +9,8 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_LATE = {"from_torch": "parallel", "parallelize": "parallel", "criterion": "losses"}  # typed in __init__.pyi
+# Typed in __init__.pyi.
+_LATE = {"from_torch": "parallel", "parallelize": "parallel", "criterion": "losses", "serve": "serving"}
 
 
 def __getattr__(name: str) -> Any:

@@ -63,7 +63,7 @@ def model_class(package: Any, call: Call | None) -> type[Any]:
             assert call is not None
             try:
                 inputs = call.arguments.tensors(args, keywords)
-                batch, sizes = _sizes(package, inputs)
+                batch, sizes = sizes_of(package, inputs)
                 blocks = [package.scatter(name, inputs[name], self._mesh) for name in call.inputs]
             except Exception as error:  # perhaps of this rank's arguments alone
                 self._refuse(error)
@@ -82,10 +82,11 @@ def model_class(package: Any, call: Call | None) -> type[Any]:
     kind = Model if call is None else Whole
     kind.__name__ = kind.__qualname__ = base.__name__ if call is None else call.name
     kind.package, kind.gives_whole = package, call is not None
+    kind.arguments = None if call is None else call.arguments
     return kind
 
 
-def _sizes(package: Any, inputs: Mapping[str, Tensor]) -> tuple[int | None, dict[str, int]]:
+def sizes_of(package: Any, inputs: Mapping[str, Tensor]) -> tuple[int | None, dict[str, int]]:
     """The number of samples, where it is open, and other open extents by letter.
 
     Raises:

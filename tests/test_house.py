@@ -19,7 +19,7 @@ ROOMS = (
     "__init__", "errors", "knobs", "resources", "free_memory", "late", "interrupts",
     "algebra", "operations", "data", "spec", "files", "pictures", "program", "passes", "cost", "plan",
     "kernels", "sw26010", "emit", "compiler", "network_compiler", "tune", "package_cache", "packages", "exports",
-    "agreement", "whole", "parallel", "losses", "explain", "calibrate", "verify",
+    "agreement", "whole", "parallel", "serving", "losses", "explain", "calibrate", "verify",
     "commands", "cli", "__main__",
 )  # fmt: skip
 MESH_ROOMS = (
