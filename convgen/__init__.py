@@ -1,7 +1,8 @@
 """convgen: a compiler for distributed convolutions.
 
-`from_torch`, `parallelize` (convgen/parallel.py), `criterion` (convgen/losses.py), `methods` (convgen/one_set.py) and
-`stream` (convgen/streams.py) are imported when they are asked for: `import convgen` is cheap.
+`from_torch`, `parallelize` (convgen/parallel.py), `serve` (convgen/serving.py), `criterion` (convgen/losses.py),
+`methods` (convgen/one_set.py) and `stream` (convgen/streams.py) are imported when they are asked for: `import convgen`
+is cheap.
 """
 
 from importlib import import_module
@@ -14,6 +15,7 @@ _LATE = {  # typed in __init__.pyi
     "parallelize": "parallel",
     "criterion": "losses",
     "methods": "one_set",
+    "serve": "serving",
     "stream": "streams",
 }
 

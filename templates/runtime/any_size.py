@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from .foreseen import Foreseen, foresee
 from .handed_on import NONE, Boxes
+from .layout import Box
 from .linked import Linked
 from .listing import Steps
 from .mesh import Place
@@ -34,6 +35,10 @@ class AnySize:
     _steps: ClassVar[Steps]
     _mesh: DeviceMesh
     _learnt: dict[str, str]
+    _owners: dict[str, tuple[torch.nn.Module, str]]
+    _aliases: ClassVar[Mapping[str, str]]
+    _wanted: dict[str, tuple[Any, Box, tuple[int, ...]]]
+    gives_whole: bool = False  # it takes and gives whole tensors (convgen's whole.py)
 
     @property
     def _known(self) -> dict[str, Any]:
@@ -41,6 +46,22 @@ class AnySize:
 
     def _apart(self) -> frozenset[str]:
         raise NotImplementedError
+
+    def _owner(self, name: str) -> tuple[torch.nn.Module, str]:
+        raise NotImplementedError
+
+    @property
+    def blocks_wanted(self) -> dict[str, tuple[Box, tuple[int, ...]]]:
+        """Of each parameter and buffer the block that this rank has, and its shape."""
+        return {name: (box, shape) for name, (_, box, shape) in self._wanted.items()}
+
+    def share(self, other: Any) -> None:
+        """Take another network's parameters and buffers, whose blocks are the same, in the place of its own."""
+        theirs = other._known
+        for name, same in (*((n, n) for n in self._owners), *self._aliases.items()):
+            owner, leaf = self._owner(name)
+            held: Any = owner._parameters if leaf in owner._parameters else owner._buffers
+            held[leaf] = theirs[same]
 
     def _linked(
         self, place: Place, count: Extents, low: torch.dtype | None, wide: tuple[str, ...],
@@ -66,7 +87,9 @@ class AnySize:
         recent: Recent = cast(Any, place.known).setdefault(("foreseen", net.identity), Recent())
         return recent.of(
             (count, position, training, apart, low, learns),
-            lambda: foresee(net, place, position, count, lambda name: training != (name in apart), low, learns),
+            lambda: foresee(
+                net, place, position, count, lambda name: training != (name in apart), low, learns, self.gives_whole
+            ),
             KEPT * len(place.ranks),
         )
 

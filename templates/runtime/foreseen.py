@@ -19,11 +19,11 @@ from torch.utils.flop_counter import flop_registry
 
 from convgen.operations.row import ASKED
 
-from .here import shape_at
 from .linked import Linked, execute
 from .mesh import Place
-from .net import Extents, Net, Sized
+from .net import Extents, Net, Sized, gathered
 from .transport import Group, Splits, ordered_sum, wide_type
+from .travel import RowHere
 
 
 class Foreseen(NamedTuple):
@@ -100,7 +100,8 @@ class Ledger(TorchDispatchMode):
         self._known: weakref.WeakSet[Any] = weakref.WeakSet(t.untyped_storage() for t in given)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = WITHOUT_META.get(func, func)(*args, **(kwargs or {}))
+        known = WITHOUT_META.get(func)
+        made = func(*args, **(kwargs or {})) if known is None else known(*args, **(kwargs or {}))
         several = made if isinstance(made, (tuple, list)) else (made,)
         results = [t for t in several if isinstance(t, Tensor) and t.is_meta]
         writes = False
@@ -127,7 +128,7 @@ class Ledger(TorchDispatchMode):
 
 def foresee(
     net: Net, place: Place, me: int, count: Extents, trains: Callable[[str], bool], low: torch.dtype | None,
-    learns: tuple[str, ...] = (),
+    learns: tuple[str, ...] = (), whole: bool = False,
 ) -> Foreseen:  # fmt: skip
     """What a call takes on the rank at a position, and its backward pass where something learns; outputs' gradients are
     of it, too.
@@ -136,22 +137,28 @@ def foresee(
         count: the number of samples and other sizes.
         trains: by module, whether it is in training; low: autocast's type.
         learns: names of parameters that want gradients.
+        whole: blocks of inputs are taken for the call, and outputs are put together, on every rank.
     """
     end: Any = Nowhere(place.ranks[me], len(place.ranks))
     ctx = Sized(net, count, low, "meta")
-    linked = Linked(net.steps, ctx, Place(f"{place.key} foreseen", place.ranks, me, end, None, {}), trains)
+    dry = Place(f"{place.key} foreseen", place.ranks, me, end, None, {})
+    linked = Linked(net.steps, ctx, dry, trains)
     asked, ASKED.types = ASKED.types, True  # kernels need memory; ATen's operators make the same shapes
     try:
         forward = linked.forward(learns)
         slots: list[Any] = [None] * forward.size
+        here: Any = RowHere(net, dry, 0)  # type: ignore[arg-type]
         for slot, n in forward.given.items():
             name = slot[1:-1] if slot.startswith("[") else slot
-            shape = shape_at(net, net.split(name, count), me, 0)  # type: ignore[arg-type]
-            slots[n] = torch.empty(shape, dtype=net.types[name], device="meta")
+            slots[n] = torch.empty(here.shape(net.split(name, count)), dtype=net.types[name], device="meta")
         with torch.no_grad(), Ledger([t for t in slots if t is not None]) as ledger:
+            blocks = [torch.empty_like(slots[n]) for slot, n in forward.given.items() if whole and slot[0] != "["]
             execute(forward.codes, slots)
             outputs, kept = [slots[n] for n in forward.outputs], [slots[n] for n in forward.kept]
             slots.clear()
+            if whole:  # which last as long as outputs do
+                names = net.steps.outputs
+                blocks += [gathered(y, net.split(n, count), here) for n, y in zip(names, outputs, strict=True)]
             if learns:
                 dys: list[Tensor | None] = [torch.empty_like(y) if y.is_floating_point() else None for y in outputs]
                 backward = linked.backward(learns, learns, tuple([dy is not None for dy in dys]))

@@ -1,0 +1,424 @@
+"""A module, or a method of one, served at any open extents: `convgen.serve`.
+
+    served = convgen.serve(vae.decode, (torch.zeros(1, 4, 64, 64),), open={"z": {"H": 2, "W": 3}})
+    image = served(z)                     # on every rank, for any height and width
+    print(served.choices)                 # which layout each size has been given, and why
+
+Several layouts share one set of parameters, and each size is run in the one that takes the least modelled seconds of
+those that fit. What a size takes is counted before: the package's steps run on tensors without memory.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from convgen.cost.machine import Machine
+from convgen.cost.machines import load_machine
+from convgen.errors import InputError
+from convgen.exports.entry import Answer, Question, question_of
+from convgen.packages import load_package
+from convgen.parallel import How, on_mesh, target_of, together
+from convgen.spec.exported_examples import Inputs
+from convgen.spec.exported_open import Opened
+from convgen.spec.extents import LETTERS
+from convgen.spec.text import parse_grid
+from convgen.whole import Call, model_class, sizes_of
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import ProcessGroup
+
+SEVERAL = 4  # ranks of which a layout splits two extents
+
+
+def serve(
+    module_or_method: Any,
+    examples: Inputs,
+    *,
+    open: Opened,
+    group: ProcessGroup | None = None,
+    dtype: torch.dtype | str | None = None,
+    layouts: Sequence[str] | None = None,
+    whole: bool = True,
+    machine: str | None = None,
+    limit_bytes: int | None = None,
+    name: str | None = None,
+) -> Served:
+    """A callable for any open extents, in evaluation and without gradients. Every rank of the group calls this.
+
+    Args:
+        module_or_method: a module, or a bound method of one, as `vae.decode`; its mode and its values stay as they are.
+        examples: whole arguments, as of `parallelize`.
+        open: of inputs, extents that are known at run time only: by letter the dimension's number, as
+            {"z": {"H": 2, "W": 3}}. The number of samples is open, too, wherever the module allows it.
+        group: the ranks that serve, by default all. Messages go through process groups of convgen's own, so others may
+            use this one meanwhile.
+        dtype: of floats, as of `parallelize`; inputs are to have it.
+        layouts: grids whose axes are letters, as "H=4" or "H=2,W=2", each of as many ranks as the group has or of a
+            divisor of that: then several parts of the group compute the same. By default each open extent over all
+            ranks, two of them over four ranks or more, and one rank for all.
+        whole: it takes and gives whole tensors on every rank; else blocks, of the layout that `at(**sizes)` says.
+        machine: a name or a machine file, by which seconds are modelled; by default one of the device's kind.
+        limit_bytes: of tensors that a call may make at a time on a rank, beside parameters and inputs: a layout that
+            takes more is not chosen, and a size that fits in none is refused on all ranks, before it allocates.
+        name: of the network; by default the class's.
+    Raises:
+        InputError: as of `parallelize`; a layout that the group's ranks can't have, or whose parameters would lie in
+            other blocks than the first one's.
+    """
+    module = module_or_method
+    if inspect.ismethod(module):
+        name = name or f"{type(module.__self__).__name__}_{module.__name__}"
+        module = _method_class(f"{type(module.__self__).__name__}.{module.__name__}")(module)
+    if not hasattr(module, "state_dict"):
+        fact = f"serve= wants a torch.nn.Module or a bound method of one, got {type(module_or_method).__name__}"
+        raise InputError(fact, hint="a module whose forward calls it")
+    ranks = _ranks(group)
+    grids = [*map(_axes, layouts)] if layouts is not None else _usual(open, len(ranks))
+    _check(grids, len(ranks))
+    to = target_of(group)
+    kind = str(dtype or "").removeprefix("torch.")
+    made: list[Layout] = []
+    with _evaluating(module):
+        question = _question(module, examples, name, open)
+        for axes in grids:
+            how = How(axes, None, machine, "global", "", "", (), to, kind)
+            prepared = together(question, how, ranks)
+            package = load_package(prepared[1], files=prepared[2])
+            mesh = package.init_mesh(**_where(prod(axes.values()), ranks, group))
+            if not made:
+                model: Any = on_mesh(module, prepared, how, mesh, whole=whole)
+            else:
+                answer = prepared[0]
+                called = type(made[0].model).__name__
+                call = Call(called, answer.arguments, answer.inputs, answer.outputs, answer.results)
+                model = _sharing(made[0].model, package, mesh, call if whole else None, _text(axes))
+            model.limit_bytes = limit_bytes
+            made.append(Layout(_text(axes), package, mesh, model.eval()))
+    return Served(made, load_machine(machine or how.made_for.kind), limit_bytes, whole)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A network on a grid: its generated package, this rank's mesh, and its module; all share parameters."""
+
+    name: str
+    package: Any
+    mesh: Any
+    model: Any
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a layout takes at some sizes, on the fullest rank that was looked at.
+
+    Attributes:
+        seconds: modelled; `peak_bytes`: of tensors at a time, beside parameters and inputs.
+    """
+
+    layout: str
+    seconds: float
+    peak_bytes: int
+
+
+class Choices(dict[tuple[int, ...], list[Choice]]):
+    """By sizes, in the order of letters, what each layout takes; the first of each list was chosen."""
+
+    def __init__(self, letters: Sequence[str]) -> None:
+        super().__init__()
+        self.letters = letters
+
+    def __str__(self) -> str:
+        lines: list[str] = []
+        for known, found in self.items():
+            sizes = " ".join(f"{letter}={n}" for letter, n in zip(self.letters, known, strict=True))
+            each = ", ".join(f"{c.layout} {c.seconds * 1e3:.3f} ms {c.peak_bytes / 2**20:.1f} MiB" for c in found)
+            lines.append(f"{sizes}: {each}")
+        return "\n".join(lines)
+
+
+class Served:
+    """A module at any open extents, on the ranks of a group.
+
+    Attributes:
+        layouts: those that there are; the first is on all ranks.
+        choices: what was found for the sizes that have been called or asked for; printed, a line each.
+    """
+
+    def __init__(self, layouts: Sequence[Layout], machine: Machine, limit_bytes: int | None, whole: bool) -> None:
+        self.layouts, self.whole = tuple(layouts), whole
+        self._machine, self._limit_bytes = machine, limit_bytes
+        first = layouts[0].package.NET
+        self.name: str = first.name
+        self.choices = Choices(first.letters)
+
+    def __call__(self, *args: Any, sizes: Mapping[str, int] | None = None, **keywords: Any) -> Any:
+        """The module's results.
+
+        Args:
+            args, keywords: as the module's, whole; or, of blocks, this rank's of the layout `at(**sizes)`.
+            sizes: of blocks, N and other open extents by letter, where they aren't the examples'.
+        Raises:
+            ValueError, RuntimeError: on all ranks: they give different sizes; the module computes something else for
+                such sizes; these take more memory than may be taken.
+        """
+        import torch
+
+        with torch.no_grad():
+            layout = self.layouts[0]
+            if len(self.layouts) > 1:
+                layout = self._agreed(args, keywords, sizes)
+            if self.whole:
+                return layout.model(*args, **keywords)
+            return layout.model(*args, sizes=sizes, **keywords)
+
+    def at(self, **sizes: int) -> Layout:
+        """The layout in which these sizes are run: a function of the sizes alone, the same on all ranks.
+
+        Raises:
+            ValueError: the module computes something else for such sizes; or no layout fits into `limit_bytes`.
+        """
+        known = self._opened(sizes)
+        found = self._choose(known)
+        return next(one for one in self.layouts if one.name == found[0].layout)
+
+    def peak_bytes(self, **sizes: int) -> int:
+        """The most bytes of tensors that a call of these sizes makes at a time on this rank, beside parameters, buffers
+        and what it is given; nothing of it is allocated, and nothing sent."""
+        import torch
+
+        with torch.no_grad():
+            layout = self.at(**sizes) if len(self.layouts) > 1 else self.layouts[0]
+            return layout.model.peak_bytes(**sizes)
+
+    def warm_up(self, shapes: Iterable[Mapping[str, int]]) -> None:
+        """Make ready what calls of these sizes, by letter, need; so many sizes stay ready."""
+        import torch
+
+        every = [dict(sizes) for sizes in shapes]
+        with torch.no_grad():
+            for layout in self.layouts:
+                chosen = [s for s in every if len(self.layouts) == 1 or self.at(**s) is layout]
+                if chosen:
+                    layout.model.warm_up(chosen)
+
+    def _opened(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        net = self.layouts[0].package.NET
+        known = net.opened(None, sizes)
+        if unmet := net.unmet(known):
+            raise ValueError(unmet)
+        return known
+
+    def _agreed(self, args: Sequence[Any], keywords: Mapping[str, Any], sizes: Mapping[str, int] | None) -> Layout:
+        """The layout of a call, when all ranks have come with the same sizes."""
+        first, fault = self.layouts[0], None
+        net = first.package.NET
+        known: tuple[int, ...] = net.open
+        try:
+            if self.whole:
+                batch, sizes = sizes_of(first.package, first.model.call.arguments.tensors(args, keywords))
+                sizes = sizes if batch is None else {**sizes, "N": batch}
+            known = self._opened(sizes or {})
+        except Exception as error:  # perhaps of this rank's arguments alone
+            fault = error
+        net.agree("a call", first.mesh, {} if fault else net.said(known), fault)
+        found = self._choose(known)
+        return next(one for one in self.layouts if one.name == found[0].layout)
+
+    def _choose(self, known: tuple[int, ...]) -> list[Choice]:
+        """What layouts take, the one with the least modelled seconds of those that fit first."""
+        if known not in self.choices:
+            found = [self._taken(one, known) for one in self.layouts]
+            while len(self.choices) >= self.layouts[0].model.keeps_shapes:
+                del self.choices[next(iter(self.choices))]
+            limit = self._limit_bytes
+            self.choices[known] = sorted(found, key=lambda c: (limit is not None and c.peak_bytes > limit, c.seconds))
+        found = self.choices[known]
+        if self._limit_bytes is not None and found[0].peak_bytes > self._limit_bytes:
+            sizes = ", ".join(f"{letter}={n}" for letter, n in zip(self.choices.letters, known, strict=True))
+            each = ", ".join(f"{c.layout} takes {c.peak_bytes:,}" for c in found)
+            raise ValueError(
+                f"{self.name}: {sizes} fits in no layout: bytes of tensors at a time on a rank, beside parameters and "
+                f"inputs: {each}; limit_bytes is {self._limit_bytes:,}; smaller extents, or more ranks"
+            )
+        return found
+
+    def _taken(self, layout: Layout, known: tuple[int, ...]) -> Choice:
+        """On the rank of the first blocks, which are the largest; where memory is short on one of the middle, too."""
+        grid = layout.package.NET.grid
+        ends = [(0,) if self._limit_bytes is None else sorted({0, n // 2}) for n in grid.values()]
+        seconds, peak = 0.0, 0
+        for at in product(*ends):
+            me = 0
+            for n, one in zip(grid.values(), at, strict=True):
+                me = me * n + one
+            taken = layout.model.foreseen(known, me)
+            seconds, peak = max(seconds, self._seconds(taken, layout)), max(peak, taken.peak_bytes)
+        return Choice(layout.name, seconds, peak)
+
+    def _seconds(self, taken: Any, layout: Layout) -> float:
+        """A rank's: flops at the machine's rate, bytes through its memory, launches, messages, one after the other."""
+        machine = self._machine
+        kinds = dict(machine.peak_flops)
+        kind = str(layout.package.NET.dtype).removeprefix("torch.")
+        rate = kinds.get(kind, kinds.get("float32", max(kinds.values()))) * machine.efficiency
+        seconds = taken.flops / rate + taken.touched_bytes / machine.memory_bytes_per_s
+        seconds += taken.launches * machine.rows_launch_s
+        for ranks, messages, size in taken.sent:
+            fits = (level for level in machine.levels if level.ranks is None or ranks <= level.ranks)
+            level = next(fits, machine.levels[-1])
+            seconds += messages * level.latency_s + size / level.bytes_per_s
+        return seconds
+
+
+# ---- What is served ----
+
+
+class _Once(Question):
+    """A question whose answer is kept here, too: it is asked for each layout."""
+
+    def known(self) -> Answer | None:
+        return vars(self).get("answer") or super().known()
+
+    def keep(self, answer: Answer) -> None:
+        vars(self)["answer"] = answer
+        super().keep(answer)
+
+
+def _question(module: Any, examples: Inputs, name: str | None, opened: Opened) -> Question:
+    import torch
+
+    if "forward" in vars(module) and isinstance(module, torch.nn.Module):  # a method, which no fingerprint tells apart
+        return _Once(module, examples, name, "", "a method", opened)
+    found = question_of(module, examples, name, opened)
+    return _Once(module, examples, name, found.key, found.why, opened)
+
+
+def _method_class(called: str) -> type[Any]:
+    import torch
+
+    class Method(torch.nn.Module):
+        """A module whose forward is a bound method of another."""
+
+        def __init__(self, method: Any) -> None:
+            super().__init__()
+            owner = method.__self__
+            if not isinstance(owner, torch.nn.Module):
+                fact = f"{method.__qualname__} is a method of a {type(owner).__name__}, which is no torch.nn.Module"
+                raise InputError(fact, hint="a module's method, or a module")
+            self.of, self.called = owner, method.__name__
+            self.training = owner.training
+            signature = inspect.signature(method)
+            self.forward = _with_signature(self._call, signature)
+
+        def _call(self, *args: Any, **keywords: Any) -> Any:
+            return getattr(self.of, self.called)(*args, **keywords)
+
+    Method.__name__ = called
+    return Method
+
+
+def _with_signature(function: Any, signature: inspect.Signature) -> Any:
+    def forward(*args: Any, **keywords: Any) -> Any:
+        return function(*args, **keywords)
+
+    made: Any = forward
+    made.__signature__ = signature
+    return made
+
+
+@contextmanager
+def _evaluating(module: Any) -> Iterator[None]:
+    """A module in evaluation; afterwards its parts are in the modes in which they were."""
+    modes = [(one, one.training) for one in module.modules()]
+    try:
+        for one, _ in modes:
+            one.training = False
+        yield
+    finally:
+        for one, was in modes:
+            one.training = was
+
+
+# ---- Layouts ----
+
+
+def _ranks(group: Any) -> tuple[int, ...]:
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        raise RuntimeError("convgen.serve needs torch.distributed.init_process_group first, as under torchrun")
+    if group is not None and not isinstance(group, dist.ProcessGroup):
+        fact = f"rank {dist.get_rank()} is not in the process group that it gives"
+        raise InputError(fact, ("group",), hint="its ranks alone")
+    return tuple(dist.get_process_group_ranks(group or dist.group.WORLD))
+
+
+def _axes(text: str) -> dict[str, Any]:
+    return parse_grid(text, "H=2,W=2", "layouts")
+
+
+def _usual(opened: Opened, ranks: int) -> list[dict[str, Any]]:
+    """Each open extent over all ranks, two over several ranks, and one rank for all."""
+    letters = [letter for letter in LETTERS if any(letter in dims for dims in opened.values())] or ["N"]
+    found: list[dict[str, Any]] = [{letter: ranks} for letter in letters]
+    outer = next((p for p in range(int(ranks**0.5), 1, -1) if ranks % p == 0), 1)
+    if len(letters) > 1 and ranks >= SEVERAL and outer > 1:
+        found.append({letters[-2]: outer, letters[-1]: ranks // outer})
+    return [*found, {letters[-1]: 1}] if ranks > 1 else found[:1]
+
+
+def _check(grids: Sequence[Mapping[str, Any]], ranks: int) -> None:
+    if not grids:
+        raise InputError("layouts= is empty", hint='a grid, as ["H=2"]')
+    names = [_text(axes) for axes in grids]
+    if len({*names}) < len(names):
+        raise InputError(f"layouts= names one twice: {', '.join(names)}", hint="each once")
+    for axes, text in zip(grids, names, strict=True):
+        if not all(isinstance(n, int) for n in axes.values()):
+            raise InputError(f"layout {text} has shares", hint="numbers of ranks, as H=2")
+        if ranks % prod(axes.values()):
+            fact = f"layout {text} is of {prod(axes.values())} ranks, and the group has {ranks}"
+            raise InputError(fact, hint="as many, or a divisor")
+    if prod(grids[0].values()) != ranks:
+        raise InputError(f"the first layout, {names[0]}, is not of all {ranks} ranks", hint="one that is, first")
+
+
+def _text(axes: Mapping[str, Any]) -> str:
+    return ",".join(f"{axis}={n}" for axis, n in axes.items())
+
+
+def _where(count: int, ranks: Sequence[int], group: Any) -> dict[str, Any]:
+    """Of a mesh of so many ranks: the whole group, or the part of it in which this rank is."""
+    import torch.distributed as dist
+
+    if count == len(ranks):
+        return {} if group is None else {"process_group": group}
+    first = ranks.index(dist.get_rank()) // count * count
+    return {"ranks": ranks[first : first + count]}
+
+
+def _sharing(first: Any, package: Any, mesh: Any, call: Call | None, text: str) -> Any:
+    """A network on another grid, with the parameters and buffers of a first one.
+
+    Raises:
+        InputError: its blocks of them are others.
+    """
+    import torch
+
+    with torch.device("meta"):
+        model: Any = model_class(package, call)(mesh, parameters="blocks")
+    other = [n for n, wanted in model.blocks_wanted.items() if wanted != first.blocks_wanted.get(n)]
+    if other:
+        n = other[0]
+        wanted, there = model.blocks_wanted[n][0], first.blocks_wanted[n][0]
+        fact = f"layout {text}: {n} would lie in the block {list(wanted)} here, and lies in {list(there)}"
+        raise InputError(f"{fact}; layouts share parameters", hint="axes that split none, as N, H and W")
+    model.share(first)
+    return model
