@@ -162,16 +162,17 @@ def _specialise(launch: Launch) -> tuple[dict[str, str], dict[str, Any], dict[tu
     given = dict(zip(names, launch.args, strict=False))
     given |= {n: v for n, v in launch.constants.items() if n not in _OPTIONS}
     constant = {p.name for p in launch.function.params if p.is_constexpr}
+    any_number = {p.name for p in launch.function.params if p.do_not_specialize}
     for i, name in enumerate(names):
         value = given[name]
-        if name in constant or value is None or (isinstance(value, int) and value == 1):
+        if name in constant or value is None or (isinstance(value, int) and value == 1 and name not in any_number):
             signature[name], values[name] = "constexpr", value
         elif isinstance(value, torch.Tensor):
             signature[name] = POINTER[value.dtype]
             attributes[(i,)] = [["tt.divisibility", 16]]
         elif isinstance(value, int):
             signature[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
-            if value % 16 == 0:
+            if value % 16 == 0 and name not in any_number:
                 attributes[(i,)] = [["tt.divisibility", 16]]
         else:  # a tensor descriptor
             block = ",".join(map(str, value.block_shape))
