@@ -85,6 +85,7 @@ class CompiledNetwork:
         plain: the program with every collective waited for at once.
         other: the same for another number of samples.
         measured: configurations of a GPU's kernels that the tuner's databases say (tune/apply.py).
+        any_extents: a GPU's kernels serve other extents than the graph's, too.
     """
 
     graph: Graph
@@ -96,6 +97,7 @@ class CompiledNetwork:
     target: Target = CPU
     command: str = ""
     measured: Measured = field(default_factory=dict[tuple[Problem, ...], Config])
+    any_extents: bool = False
 
     @property
     def dtype(self) -> str:
@@ -109,7 +111,9 @@ class CompiledNetwork:
     @cached_property
     def kernels(self) -> tuple[ConvolutionFile, ...]:
         """Files of kernels; none on a CPU, where ATen convolves."""
-        return convolution_files(self.program, self.target.known(), self.measured) if self.target.is_gpu else ()
+        if not self.target.is_gpu:
+            return ()
+        return convolution_files(self.program, self.target.known(), self.measured, open=self.any_extents)
 
     @property
     def _tf32(self) -> Tf32:

@@ -187,6 +187,7 @@ class _Writer:
         always |= {n for n in ("Distribution", "Side", "To") if f"{n}(" in text}
         always |= {"OfChildren"} if context["of_children"] else set()
         always |= {"KERNELS", "LocalConvolution", "LocalKernels"} if g.kernels else set()
+        always |= {"ANY_EXTENTS", "OfAnyExtents"} if any(k.open for k in g.kernels) else set()
         always |= {"ByProducts"} if any(k.switched for k in g.kernels) else set()
         always |= {"RIMS"} if any(k.rim for k in g.kernels) else set()
         always |= {"EpilogueStep"} if any(k.epilogue for k in g.kernels) else set()

@@ -279,7 +279,10 @@ class BoxWords(PhaseWords):
             elif d.stride == 1:
                 words.append(f"{d.y} - {d.pad}" + (f" + {tap}" if tap else ""))
             elif not is_paired(local):
-                words.append(f"{d.y} - ({d.pad} + {d.stride - 1}) // {d.stride}")
+                first = f"({d.pad} + {d.stride - 1})"
+                if self.open:  # Triton rounds a quotient of arguments to zero, that of constants down
+                    first = f"({first} - tl.where({first} < 0, {d.stride - 1}, 0))"
+                words.append(f"{d.y} - {first} // {d.stride}")
             else:
                 words.append(f"{d.y} + ({tap} - {d.pad} >> {d.stride.bit_length() - 1})")
                 residue = f"({tap} - {d.pad} & {d.stride - 1})"

@@ -134,7 +134,7 @@ def facts(launch: Launch, target: Target) -> Facts:
     Raises:
         InternalError: the compiler refuses it; the text has its reason.
     """
-    signature, values, attributes = _specialise(launch)
+    signature, values, attributes = specialised(launch)
     options = {name: launch.constants[name] for name in _OPTIONS if name in launch.constants}
     options["enable_fp_fusion"] = True  # as modules launch them; Triton's default changes with its version
     key = (
@@ -153,7 +153,7 @@ def facts(launch: Launch, target: Target) -> Facts:
     return _compiled[key]
 
 
-def _specialise(launch: Launch) -> tuple[dict[str, str], dict[str, Any], dict[tuple[int, ...], list[list[Any]]]]:
+def specialised(launch: Launch) -> tuple[dict[str, str], dict[str, Any], dict[tuple[int, ...], list[list[Any]]]]:
     """Types, constants and alignments of the arguments, as Triton's launcher would find them."""
     signature: dict[str, str] = {}
     values: dict[str, Any] = {}

@@ -49,15 +49,15 @@ class Kernel:
             return cpu_source(p, self.config)
         if not self.open:
             return self._printed(self.name, self._words(p.phase))
-        words, usual = (
-            self._words(f"{p.phase}_by_{self.config.family}"),
-            replace(self, config=pointer.default(p, self.target)),
-        )
-        rest = usual._words(f"{p.phase}_at_any", aligned_rows=False)
-        conditions = [f"math.prod(s.{t}) % {n} == 0" for t, n in words.rows_aligned.items() if n > 1]
-        conditions += of_gpu(self.config).conditions(replace(p, rim=None if p.rim is None else words.rims))
+        made, words = of_gpu(self.config), self._words(f"{p.phase}_by_{self.config.family}")
+        whole = {} if made.NEEDS else words.rows_aligned
+        conditions = [f"math.prod(s.{t}) % {n} == 0" for t, n in whole.items() if n > 1]
+        conditions += made.conditions(replace(p, rim=None if p.rim is None else words.rims))
         given = {"p": p, "t": words, "conditions": conditions, "kernel": self._printed(self.name, words)}
-        given["rest"] = usual._printed(f"{p.phase}_any", rest) if conditions else ""
+        if conditions:
+            usual = replace(self, config=pointer.default(p, self.target))
+            rest = usual._words(f"{p.phase}_at_any", aligned_rows=False)
+            given["rest"] = usual._printed(f"{p.phase}_any", rest)
         return environment().get_template("kernels/open.py.jinja").render(**given)
 
     def _words(self, entry: str, *, aligned_rows: bool = True) -> Words:
