@@ -1,8 +1,10 @@
-"""What two versions of Triton make of the same kernels: the tests' problems, compiled for sm_90 and counted.
+"""What two versions of Triton make of the same kernels, or one of kernels that take extents as constants and as
+arguments: the tests' problems, compiled for sm_90 and counted.
 
     python bench/kernel_versions.py                       # counts by the triton at hand, as JSON
     pip install --target build/triton36 --no-deps triton==3.6.0
     python bench/kernel_versions.py --other build/triton36   # where they differ
+    python bench/kernel_versions.py --extents             # by one triton, of extents as constants and as arguments
 
 No GPU: nothing is timed. `issue` and `shared` are shares of the matrix units' peak that a step of the loop allows by
 its instructions, and with shared memory; `us` the least time of all launches (convgen/kernels/bound.py).
@@ -65,11 +67,15 @@ def problems() -> Iterator[tuple[str, Problem]]:
         yield "4 parts of 16 filters", square(phase, size=56, channels=16, y_parts=4)
 
 
-def counts(some: Iterable[tuple[str, Problem]] | None = None) -> dict[str, Any]:
-    """Triton's version, and by problem and phase what it makes; of all problems, or of some."""
+def counts(some: Iterable[tuple[str, Problem]] | None = None, *, open: bool = False) -> dict[str, Any]:
+    """Triton's version, and by problem and phase what it makes; of all problems, or of some.
+
+    Args:
+        open: extents are arguments.
+    """
     found: dict[str, dict[str, Any]] = {}
     for name, p in problems() if some is None else some:
-        kernel = choose((p,), TARGET)
+        kernel = replace(choose((p,), TARGET), open=open)
         (main,) = [one for one in launches(kernel, p) if one.name == kernel.name]
         made = facts(main, TARGET)
         b = bound(kernel, p, main, made)
@@ -114,8 +120,13 @@ def of_other(folder: Path) -> dict[str, Any]:
 
 @click.command(help=__doc__)
 @click.option("--other", type=click.Path(path_type=Path, exists=True, file_okay=False))
-def main(other: Path | None) -> None:
+@click.option("--extents", is_flag=True)
+def main(other: Path | None, extents: bool) -> None:
     found = counts()
+    if extents:
+        found["triton"] += " with constants"
+        click.echo("\n".join(compared(found, counts(open=True) | {"triton": "with arguments"})))
+        return
     click.echo(json.dumps(found, indent=1) if other is None else "\n".join(compared(found, of_other(other.resolve()))))
 
 

@@ -90,6 +90,7 @@ class CompiledNetwork:
         other: the same for sizes that no other extent has; `more`: for others, of a graph with open extents.
         any_sizes: the graph's rows, for which sizes.
         measured: configurations of a GPU's kernels that the tuner's databases say (tune/apply.py).
+        any_extents: a GPU's kernels serve other extents than the graph's, too.
     """
 
     graph: Graph
@@ -102,6 +103,7 @@ class CompiledNetwork:
     target: Target = CPU
     command: str = ""
     measured: Measured = field(default_factory=dict[tuple[Problem, ...], Config])
+    any_extents: bool = False
 
     @property
     def dtype(self) -> str:
@@ -115,7 +117,9 @@ class CompiledNetwork:
     @cached_property
     def kernels(self) -> tuple[ConvolutionFile, ...]:
         """Files of kernels; none on a CPU, where ATen convolves."""
-        return convolution_files(self.program, self.target.known(), self.measured) if self.target.is_gpu else ()
+        if not self.target.is_gpu:
+            return ()
+        return convolution_files(self.program, self.target.known(), self.measured, open=self.any_extents)
 
     @property
     def _tf32(self) -> Tf32:

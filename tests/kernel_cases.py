@@ -199,14 +199,25 @@ def surround(p: Problem, value: Tensor, rng: random.Random, count: int) -> Surro
 
 
 def interpret(
-    p: Problem, config: Config, given: dict[str, Tensor], *, seed: int = 0, boxes: int = 3, target: Target = SM_90
+    p: Problem,
+    config: Config,
+    given: dict[str, Tensor],
+    *,
+    seed: int = 0,
+    boxes: int = 3,
+    target: Target = SM_90,
+    text: str = "",
 ) -> Tensor:
-    """Run a kernel in Triton's interpreter; its result's logical tensor. The output is NaN beforehand."""
+    """Run a kernel in Triton's interpreter; its result's logical tensor. The output is NaN beforehand.
+
+    Args:
+        text: of a module, instead of one that is made for this very problem.
+    """
     read = {"forward": "x", "backward_data": "dy", "backward_filter": "x"}[p.phase]
     rim = surround(p, given[read], random.Random(seed), boxes) if p.rim is not None else None
     if rim is not None:
         p = replace(p, rim=len(rim.boxes))
-    module = load_text(kernel_module([Kernel((p,), config, target)]))
+    module: Any = load_text(text or kernel_module([Kernel((p,), config, target)]))
     module.launch, module.torch = launch, (around_sums := Guarded())
     parts = {"x": p.x_parts, "dy": p.y_parts, "w": 1}
     tensors = {n: guarded(in_memory(p, given[n], parts[n])) for n in ("x", "w", "dy")}

@@ -100,11 +100,11 @@ def short(config: Config, problem: Problem) -> Config:
 
 
 def run_last_programs(
-    problem: Problem, family: Any, monkeypatch: pytest.MonkeyPatch
+    problem: Problem, family: Any, monkeypatch: pytest.MonkeyPatch, *, open: bool
 ) -> tuple[Recorder, dict[str, int]]:
     """The last program of each launch's grid, and of the first launch the last for its first tensor: where their loads
     and stores would go, and how many elements there are. What the copy engine copies is not looked at."""
-    kernel = Kernel((problem,), short(family.default(problem, SM_90), problem), SM_90)
+    kernel = Kernel((problem,), short(family.default(problem, SM_90), problem), SM_90, open)
     module = load_text(kernel_module([kernel]))
     found: list[tuple[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]]] = []
     monkeypatch.setattr(module, "launch", lambda f, grid, *args, **constants: found.append((f, grid, args, constants)))
@@ -173,11 +173,15 @@ def run_last_programs(
     return recorder, elements
 
 
-@pytest.mark.parametrize(("family", "problem"), BIG, ids=lambda v: getattr(v, "NAME", None))
-def test_offsets_are_wide(family: Any, problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("family", "problem", "open"),
+    [*((*one, False) for one in BIG), *((*one, True) for one in BIG[::3])],
+    ids=lambda v: getattr(v, "NAME", "open" if v is True else None),
+)
+def test_offsets_are_wide(family: Any, problem: Problem, open: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     assert family.refusal(problem, SM_90) is None
     assert family in FAMILIES and isinstance(family.default(problem, SM_90), Config)
-    recorder, elements = run_last_programs(problem, family, monkeypatch)
+    recorder, elements = run_last_programs(problem, family, monkeypatch, open=open)
     farthest = 0
     for name, offsets in recorder.touched.items():
         every = np.concatenate(offsets)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from convgen.algebra.grid import Grid
 from convgen.kernels.choose import choose
-from convgen.kernels.facts import facts, launches
+from convgen.kernels.facts import Launch, facts, launches
 from convgen.kernels.load import load_text
 from convgen.kernels.of_rows import convolution_files, local_convolutions, problem_of
 from convgen.kernels.source import Kernel
@@ -191,17 +191,20 @@ def test_one_sample_of_a_view_with_channels_last_is_normalised_right() -> None:
 # ---- Whole networks, without computing ----
 
 
-def step_on_no_device(package: Any, monkeypatch: pytest.MonkeyPatch, second: Any = None) -> int:
+def step_on_no_device(
+    package: Any, monkeypatch: pytest.MonkeyPatch, second: Any = None, launched: list[Launch] | None = None
+) -> int:
     """A step of training by all ranks on `meta` tensors, where ATen may not convolve. How many kernels are launched.
 
     Args:
         second: makes what another step runs in.
+        launched: gets the launches.
     """
-    runtime, found = runtime_of(package), list[Any]()
+    runtime, found = runtime_of(package), list[Launch]() if launched is None else launched
     refuse_aten(runtime, monkeypatch)
     monkeypatch.setattr(package.NET, "device", "meta")
     for module in kernel_modules(package):
-        monkeypatch.setattr(module, "launch", lambda *args, **_: found.append(args))
+        monkeypatch.setattr(module, "launch", lambda f, grid, *args, **more: found.append(Launch(f, grid, args, more)))
     # What `meta` tensors have no values for.
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())
@@ -230,7 +233,7 @@ def step_on_no_device(package: Any, monkeypatch: pytest.MonkeyPatch, second: Any
         assert given[0].grad is not None and given[0].grad.is_meta
 
     World(math.prod(package.NET.grid.values())).run(step)
-    tensors = [t for args in found for t in args if isinstance(t, Tensor)]
+    tensors = [t for launch in found for t in launch.args if isinstance(t, Tensor)]
     assert all(t.is_meta for t in tensors)
     return len(found)
 

@@ -205,6 +205,7 @@ class _Writer:
         always |= {"OfChildren"} if context["of_children"] else set()
         always |= {"CoreGroups", "SGD"} if g.on_mesh else set()
         always |= {"KERNELS", "LocalConvolution", "LocalKernels"} if g.kernels else set()
+        always |= {"ANY_EXTENTS", "OfAnyExtents"} if any(k.open for k in g.kernels) else set()
         always |= {"ByProducts"} if any(k.switched for k in g.kernels) else set()
         always |= {"RIMS"} if any(k.rim for k in g.kernels) else set()
         always |= {"EpilogueStep"} if any(k.epilogue for k in g.kernels) else set()

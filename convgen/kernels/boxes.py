@@ -31,11 +31,6 @@ class BoxWords(PhaseWords):
     sums_kept = False  # whether a filter gradient's pieces stay as they are, for a launch behind that adds them
 
     @property
-    def entry(self) -> str:
-        """The function that launches the kernel."""
-        return self.problem.phase
-
-    @property
     def by_pointers(self) -> Words | None:
         """Whose words say where each element of the result lies; None where it is copied as a box."""
         return self if self.by_phase else None
@@ -121,12 +116,12 @@ class BoxWords(PhaseWords):
     def box_arguments(self, config: Config) -> str:
         """Parameters before the constants that every kernel has."""
         made = "x" if self.read == "y" else "y"
-        words, extents = self.tensors(self.second_sum(config)), [constant(self.extents(made)), constant(self.pads)]
+        words, extents = self.tensors(self.second_sum(config)), [self.extent(f"{self.extents(made)}, {self.pads}")]
         if self.problem.rim is not None:
             words.insert(words.index(self.pointer(self.read)) + 1, ", ".join(self.blocks[1:]))
-            extents.append(constant(self.extents(self.read)))
+            extents.append(self.extent(self.extents(self.read)))
             extents += [
-                constant(f"{b}_{d.letter}, {b.upper()}_{d.letter.upper()}") for b in self.rows for d in self.dims
+                self.extent(f"{b}_{d.letter}, {b.upper()}_{d.letter.upper()}") for b in self.rows for d in self.dims
             ]
         extents += [constant("KEEP")] if self.keeps else []
         return ", ".join([w for w in words if w] + ["N", *extents, *([self.shifts] if self.by_phase else [])]) + ","
@@ -284,7 +279,10 @@ class BoxWords(PhaseWords):
             elif d.stride == 1:
                 words.append(f"{d.y} - {d.pad}" + (f" + {tap}" if tap else ""))
             elif not is_paired(local):
-                words.append(f"{d.y} - ({d.pad} + {d.stride - 1}) // {d.stride}")
+                first = f"({d.pad} + {d.stride - 1})"
+                if self.open:  # Triton rounds a quotient of arguments to zero, that of constants down
+                    first = f"({first} - tl.where({first} < 0, {d.stride - 1}, 0))"
+                words.append(f"{d.y} - {first} // {d.stride}")
             else:
                 words.append(f"{d.y} + ({tap} - {d.pad} >> {d.stride.bit_length() - 1})")
                 residue = f"({tap} - {d.pad} & {d.stride - 1})"

@@ -134,7 +134,7 @@ def facts(launch: Launch, target: Target) -> Facts:
     Raises:
         InternalError: the compiler refuses it; the text has its reason.
     """
-    signature, values, attributes = _specialise(launch)
+    signature, values, attributes = specialised(launch)
     options = {name: launch.constants[name] for name in _OPTIONS if name in launch.constants}
     options["enable_fp_fusion"] = True  # as modules launch them; Triton's default changes with its version
     key = (
@@ -153,7 +153,7 @@ def facts(launch: Launch, target: Target) -> Facts:
     return _compiled[key]
 
 
-def _specialise(launch: Launch) -> tuple[dict[str, str], dict[str, Any], dict[tuple[int, ...], list[list[Any]]]]:
+def specialised(launch: Launch) -> tuple[dict[str, str], dict[str, Any], dict[tuple[int, ...], list[list[Any]]]]:
     """Types, constants and alignments of the arguments, as Triton's launcher would find them."""
     signature: dict[str, str] = {}
     values: dict[str, Any] = {}
@@ -162,16 +162,17 @@ def _specialise(launch: Launch) -> tuple[dict[str, str], dict[str, Any], dict[tu
     given = dict(zip(names, launch.args, strict=False))
     given |= {n: v for n, v in launch.constants.items() if n not in _OPTIONS}
     constant = {p.name for p in launch.function.params if p.is_constexpr}
+    any_number = {p.name for p in launch.function.params if p.do_not_specialize}
     for i, name in enumerate(names):
         value = given[name]
-        if name in constant or value is None or (isinstance(value, int) and value == 1):
+        if name in constant or value is None or (isinstance(value, int) and value == 1 and name not in any_number):
             signature[name], values[name] = "constexpr", value
         elif isinstance(value, torch.Tensor):
             signature[name] = POINTER[value.dtype]
             attributes[(i,)] = [["tt.divisibility", 16]]
         elif isinstance(value, int):
             signature[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
-            if value % 16 == 0:
+            if value % 16 == 0 and name not in any_number:
                 attributes[(i,)] = [["tt.divisibility", 16]]
         else:  # a tensor descriptor
             block = ",".join(map(str, value.block_shape))

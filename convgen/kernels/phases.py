@@ -12,7 +12,7 @@ from itertools import product
 from math import gcd, prod
 
 from convgen.kernels.problem import LocalDim, Problem
-from convgen.kernels.words import Words, constant, times
+from convgen.kernels.words import Words, times
 
 MOST_ORDERED = 15  # phases whose order is written down, as digits of a number of 63 bits
 
@@ -39,7 +39,7 @@ class PhaseWords(Words):
     @property
     def shifts(self) -> str:
         """Parameters: the phase of x's row 0, taken from 0, per strided dimension."""
-        return constant(", ".join(f"shift_{d.name.lower()}" for d in self.strided))
+        return self.extent(", ".join(f"shift_{d.name.lower()}" for d in self.strided))
 
     @property
     def passed_shifts(self) -> str:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from convgen.kernels.config import Config, alignment, even, largest, rows_alignment
 from convgen.kernels.environment import environment
-from convgen.kernels.families import of_gpu
+from convgen.kernels.families import of_gpu, pointer
 from convgen.kernels.on_cpu import cpu_module, cpu_source
 from convgen.kernels.problem import Problem
+from convgen.kernels.words import Words
 from convgen.spec.target import Target
 
 
@@ -20,11 +21,14 @@ class Kernel:
 
     Attributes:
         problems: one a rank; they differ in extents only.
+        open: it serves other extents, too, as arguments: compiled once for all of them, where constants are compiled
+            anew for each. Of extents that its family can't, pointers convolve.
     """
 
     problems: tuple[Problem, ...]
     config: Config
     target: Target
+    open: bool = False
 
     @cached_property
     def problem(self) -> Problem:
@@ -43,9 +47,29 @@ class Kernel:
         p = self.problem
         if self.target.is_cpu:
             return cpu_source(p, self.config)
-        made = of_gpu(self.config)
+        if not self.open:
+            return self._printed(self.name, self._words(p.phase))
+        made, words = of_gpu(self.config), self._words(f"{p.phase}_by_{self.config.family}")
+        whole = {} if made.NEEDS else words.rows_aligned
+        conditions = [f"math.prod(s.{t}) % {n} == 0" for t, n in whole.items() if n > 1]
+        conditions += made.conditions(replace(p, rim=None if p.rim is None else words.rims))
+        given = {"p": p, "t": words, "conditions": conditions, "kernel": self._printed(self.name, words)}
+        if conditions:
+            usual = replace(self, config=pointer.default(p, self.target))
+            rest = usual._words(f"{p.phase}_at_any", aligned_rows=False)
+            given["rest"] = usual._printed(f"{p.phase}_any", rest)
+        return environment().get_template("kernels/open.py.jinja").render(**given)
+
+    def _words(self, entry: str, *, aligned_rows: bool = True) -> Words:
+        """What the kernel's template is told.
+
+        Args:
+            entry: the name of the function that launches it.
+            aligned_rows: where a sample's rows lie side by side they are a multiple of what these ranks' are.
+        """
+        p, made = self.problem, of_gpu(self.config)
         aligned = (alignment(self.problems, "x"), alignment(self.problems, "y"))
-        words = made.words(p)(
+        return made.words(p)(
             p,
             float32=self.target.float32_products,
             even=even(self.problems, self.config),
@@ -54,14 +78,15 @@ class Kernel:
             grouped=any(q.groups > 1 for q in self.problems),
             rims=max(q.rim or 0 for q in self.problems),
             multiplies=p.dtype != "float64" or self.target.multiplies_float64,
-            rows=(rows_alignment(self.problems, "x"), rows_alignment(self.problems, "y")),
+            rows=(rows_alignment(self.problems, "x"), rows_alignment(self.problems, "y")) if aligned_rows else (1, 1),
+            open=self.open,
+            entry=entry,
         )
-        template = made.TEMPLATE.format(phase=p.phase)
-        return (
-            environment()
-            .get_template(f"kernels/{template}")
-            .render(name=self.name, p=p, t=words, bias=p.bias, split=self.config.split, config=self.config)
-        )
+
+    def _printed(self, name: str, words: Words) -> str:
+        p, config = self.problem, self.config
+        template = environment().get_template(f"kernels/{of_gpu(config).TEMPLATE.format(phase=p.phase)}")
+        return template.render(name=name, p=p, t=words, bias=p.bias, split=config.split, config=config)
 
 
 def reads_boxes(kernels: Sequence[Kernel]) -> bool:
@@ -84,6 +109,7 @@ def launch_source(kernels: Sequence[Kernel], *, alone: bool = False) -> str:
     arch = f"sm_{target.arch}" if target is not None and target.kind == "cuda" else ""
     given = {"rims": rims, "rounds_tf32": rounds, "boxes": boxes, "aten": aten, "rim_boxes": rim_boxes, "arch": arch}
     given |= {"turns": turns, "counts": any("= counters(" in k.source() for k in kernels), "alone": alone}
+    given["open"] = any(k.open for k in kernels)
     return template.render(**given).rstrip("\n")
 
 

@@ -72,6 +72,8 @@ class Words:
         rows: tuple[int, int] = (1, 1),
         rims: int = 0,
         multiplies: bool = True,
+        open: bool = False,
+        entry: str = "",
     ) -> None:
         """
         Args:
@@ -83,6 +85,8 @@ class Words:
             rims: boxes of the rim, on the rank that has most of them.
             single_channels: groups have one channel, and channels are numbered through all groups.
             multiplies: whether the target has products of matrices of the problem's type; else they are sums.
+            open: extents are arguments, of which nothing is known where a kernel is compiled; else constants.
+            entry: name of the function that launches, if not the phase's.
         """
         self.problem, self.float32, self.even = problem, float32, frozenset(even)
         self.aligned = dict(zip("xy", aligned, strict=True))
@@ -93,12 +97,27 @@ class Words:
         self.single_channels, self.rims, self.multiplies = single_channels, rims, multiplies
         self.grouped = grouped or problem.groups > 1 or single_channels
         self.result = VALUE_MADE[problem.phase]
+        self.open, self.named = open, entry
 
     def pointer(self, tensor: str) -> str:
         """The name of the activation: backward reads dy."""
         return "dy" if tensor == "y" and self.problem.phase != "forward" else tensor
 
     # ---- what stands around a kernel's body ----
+
+    @property
+    def entry(self) -> str:
+        """The function that launches the kernel."""
+        return self.named or self.problem.phase
+
+    @property
+    def jit(self) -> str:
+        """The decorator; Triton would compile an open kernel anew for extents of 1, and for multiples of 16."""
+        return "@triton.jit(do_not_specialize=EXTENTS)" if self.open else "@triton.jit"
+
+    def extent(self, names: str) -> str:
+        """Parameters that are extents, or follow from them."""
+        return names if self.open else constant(names)
 
     def adds_last(self, config: Config) -> bool:
         """Whether the last program of a tile of a filter gradient adds its pieces."""
@@ -129,14 +148,14 @@ class Words:
         }[self.problem.phase]
 
     def arguments(self, *tensors: str | bool) -> str:
-        """Parameters: tensors, samples, then this rank's rows and padding, constants, so that divisions by them are
+        """Parameters: tensors, samples, then this rank's rows and padding; as constants, divisions by them are
         products."""
         words = [t for t in tensors if isinstance(t, str) and t]
         words += ["rim", "boxes"] if self.problem.rim is not None else []
-        words += ["N", constant(self.extents("x")), constant(self.extents("y")), constant(self.pads)]
+        words += ["N", self.extent(f"{self.extents('x')}, {self.extents('y')}, {self.pads}")]
         words += ["groups"] if self.grouped else []
         if self.problem.rim is not None:
-            words += [constant(f"own_{d.letter}, OWN_{d.letter.upper()}") for d in self.dims]
+            words += [self.extent(f"own_{d.letter}, OWN_{d.letter.upper()}") for d in self.dims]
         words += [constant("KEEP")] if self.keeps else []
         return ", ".join(words) + ","
 

@@ -50,6 +50,11 @@ class LocalConvolution(NamedTuple):
     x_parts: int = 1
     y_parts: int = 1
 
+    @property
+    def kind(self) -> LocalConvolution:
+        """The same without its extents: what kernels have in common that take these as arguments."""
+        return self._replace(dims=tuple([(0, 0, *d[2:5], 0) for d in self.dims]))
+
 
 class RimPlaces:
     """Where a rank's own block and boxes around it lie in the window that a kernel reads.
@@ -151,6 +156,20 @@ RIMS: dict[tuple[str, LocalConvolution, str], Callable[..., Any]] = {}
 EPILOGUES: dict[tuple[str, LocalConvolution, Epilogue, str], Callable[..., Any]] = {}
 # The same of convolutions behind a step whose gradient backward-data's kernel makes.
 MASKED: dict[tuple[str, LocalConvolution, Epilogue], Callable[..., Any]] = {}
+
+
+# Kernels that take extents as arguments, by dtype, kind, steps, and whether these are a mask.
+ANY_EXTENTS: dict[tuple[str, LocalConvolution, Epilogue, bool], Any] = {}
+
+
+def any_extents(dtype: str, here: LocalConvolution, rim: str = "", steps: Epilogue = (), masks: bool = False) -> Any:
+    """Of these the nearest to what is convolved here; None where there is none of its kind.
+
+    Args:
+        rim: the activation that has boxes around it, if any.
+    """
+    found = ANY_EXTENTS.get((dtype, here.kind, steps, masks)) if ANY_EXTENTS else None
+    return None if found is None else found.at(here, rim)
 
 
 class HeldGroups(NamedTuple):
@@ -306,14 +325,14 @@ class Convolution(Operation):
 
     def _kernel(self, way: int, at: At, operands: Sequence[Any]) -> Any:
         """What computes it in the place of ATen."""
-        here = self.convolved(way, at) if (KERNELS or RIMS) and not ASKED.types else None
+        here = self.convolved(way, at) if (KERNELS or RIMS or ANY_EXTENTS) and not ASKED.types else None
         if here is None:
             return None
         dtype = str(operands[0].dtype)
         for tensor, operand in zip(READS[self.phase], operands, strict=True):
             if isinstance(operand, Rimmed):
-                return RIMS.get((dtype, here, tensor))
-        return KERNELS.get((dtype, here))
+                return RIMS.get((dtype, here, tensor)) or any_extents(dtype, here, tensor)
+        return KERNELS.get((dtype, here)) or any_extents(dtype, here)
 
     gives_anew = True
 

@@ -32,7 +32,7 @@ from typing import Any
 from convgen.algebra.relations import Relation, Through
 from convgen.algebra.signature import WHOLE, Made, Operand, Signature
 from convgen.late import torch
-from convgen.operations.convolution import EPILOGUES, MASKED, Convolution, Rimmed
+from convgen.operations.convolution import ANY_EXTENTS, EPILOGUES, MASKED, Convolution, Rimmed, any_extents
 from convgen.operations.row import (
     ASKED,
     At,
@@ -178,7 +178,7 @@ class Fused(Operation):
 
     def kernel(self, at: At, operands: Sequence[Any]) -> Any:
         """What computes all of it in one launch, where a GPU's package has that for what a rank convolves here."""
-        if not EPILOGUES or self.epilogue is None or not self._is_of_one_type(at, operands):
+        if not (EPILOGUES or ANY_EXTENTS) or self.epilogue is None or not self._is_of_one_type(at, operands):
             return None
         part, here = next(self.standing_parts(at))
         assert isinstance(part.operation, Convolution)
@@ -187,16 +187,19 @@ class Fused(Operation):
         local = part.operation.convolved(0, here)
         if local is None or any(k == "element" and t.dtype != x.dtype for k, t in zip(kinds, others, strict=True)):
             return None
-        return EPILOGUES.get((str(x.dtype), local, self.epilogue, "x" if isinstance(x, Rimmed) else ""))
+        dtype, rim = str(x.dtype), "x" if isinstance(x, Rimmed) else ""
+        return EPILOGUES.get((dtype, local, self.epilogue, rim)) or any_extents(dtype, local, rim, self.epilogue)
 
     def _masked(self, at: At, operands: Sequence[Any]) -> Any:
         """What convolves what the first part makes, and makes the gradient of what that reads."""
-        if not MASKED or self.mask is None or not self._is_of_one_type(at, operands):
+        if not (MASKED or ANY_EXTENTS) or self.mask is None or not self._is_of_one_type(at, operands):
             return None
         _, (part, here) = self.standing_parts(at)
         assert isinstance(part.operation, Convolution)
-        local = part.operation.convolved(0, here)
-        return None if local is None else MASKED.get((str(operands[0].dtype), local, self.mask))
+        local, dtype = part.operation.convolved(0, here), str(operands[0].dtype)
+        if local is None:
+            return None
+        return MASKED.get((dtype, local, self.mask)) or any_extents(dtype, local, steps=self.mask, masks=True)
 
     def _is_of_one_type(self, at: At, operands: Sequence[Any]) -> bool:
         """Whether what is convolved has one type, as the result has: under autocast a part may make a wider one."""

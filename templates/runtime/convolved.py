@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from convgen.operations.convolution import MAKES, READS, LocalConvolution, Phase, Rimmed, to_parts
+from convgen.operations.convolution import MAKES, READS, LocalConvolution, Phase, Rimmed, RimPlaces, to_parts
 from convgen.operations.fused import Fused
 from convgen.operations.row import At, Epilogue
 
@@ -36,17 +37,24 @@ class LocalKernels:
 
     Args:
         module: with the kernels, for channels that are last in memory or not.
+        rim: the activation that they read as a block and boxes around it, x or y, if any.
     """
 
-    def __init__(self, module: Any, local: LocalConvolution, last: bool) -> None:
-        self.module, self.local = module, local
+    def __init__(self, module: Any, local: LocalConvolution, last: bool, rim: str = "") -> None:
+        self.module, self.local, self.last, self.rim = module, local, last, rim
         self.parts = {name: n for name, n in (("x", local.x_parts), ("y", local.y_parts)) if n > 1}
         xs, ys, *_ = zip(*local.dims, strict=True)
         each = {"x": local.channels * math.prod(xs), "y": local.filters * math.prod(ys)}
         self.sample = {name: local.groups * n for name, n in each.items()}  # elements of one
         self.format = CHANNELS_LAST[len(local.dims) + 2] if last else torch.contiguous_format
 
+    def at(self, local: LocalConvolution) -> LocalKernels:
+        """The same kernels for other extents."""
+        return LocalKernels(self.module, local, self.last, self.rim)
+
     def __call__(self, phase: Phase, *operands: Any) -> Tensor:
+        if not self.rim:
+            operands = tuple([t.whole() if isinstance(t, Rimmed) else t for t in operands])
         if any(isinstance(t, Rimmed) for t in operands):  # of a row that says its gradient, or needs none
             return self.made(phase, *operands)
         return Convolved.apply(self, phase, *operands)
@@ -63,6 +71,8 @@ class LocalKernels:
 
     def given(self, phase: Phase, *operands: Any) -> tuple[list[Tensor], list[Any]]:
         """Tensors as kernels take them, and what is around one of them."""
+        rim = self.rim if (phase == "backward_data") == (self.rim == "y") else ""
+        operands = tuple([_as_read(t, n == rim) for t, n in zip(operands, READS[phase], strict=True)])
         counts = [self.parts.get(name, 1) for name in READS[phase]]
         whole = [t.own if isinstance(t, Rimmed) else t for t in operands]
         # Zeros in the place of a gradient that nothing gives come as a tensor.
@@ -104,6 +114,42 @@ class LocalKernels:
         return tensor.clone() if tensor.data_ptr() % 16 else tensor
 
 
+def _as_read(operand: Any, rimmed: bool) -> Any:
+    """As a kernel reads it: a block and boxes around it, of which there may be none; or one tensor."""
+    if isinstance(operand, Rimmed):
+        return operand if rimmed else operand.whole()
+    if not rimmed:
+        return operand
+    window = [(0, n) for n in operand.shape]
+    return Rimmed(operand, operand.new_empty(0), RimPlaces(window, window, ()))
+
+
+class OfAnyExtents:
+    """Kernels of convolutions that differ in extents alone; each takes any of these as arguments.
+
+    Attributes:
+        made: by what they were compiled, and perhaps tuned, for, and the activation that has boxes around it.
+    """
+
+    def __init__(self) -> None:
+        self.made: dict[tuple[LocalConvolution, str], Any] = {}
+        self.at = functools.lru_cache(1024)(self._at)
+
+    def _at(self, local: LocalConvolution, rim: str) -> Any:
+        """The kernel for these extents: of those that read boxes around this activation, if any do, the one that was
+        made for the most like number of pixels."""
+
+        def apart(one: tuple[LocalConvolution, str]) -> tuple[bool, float]:
+            return one[1] != rim, abs(_doublings(one[0]) - _doublings(local))
+
+        return self.made[min(self.made, key=apart)].at(local)
+
+
+def _doublings(local: LocalConvolution) -> float:
+    """Of one, how often it comes to the rows of x and of y."""
+    return math.log2(max(1, math.prod(d[0] for d in local.dims) * math.prod(d[1] for d in local.dims)))
+
+
 class EpilogueKernel:
     """A forward kernel that does what follows the convolution before it writes.
 
@@ -114,6 +160,10 @@ class EpilogueKernel:
 
     def __init__(self, module: Any, plain: LocalKernels, keeps: bool) -> None:
         self.module, self.plain, self.keeps = module, plain, keeps
+
+    def at(self, local: LocalConvolution) -> EpilogueKernel:
+        """The same kernel for other extents."""
+        return EpilogueKernel(self.module, self.plain.at(local), self.keeps)
 
     def __call__(self, fused: Fused, at: At, between: Tensor | None, *operands: Any) -> Tensor:
         x, *others = operands
@@ -202,6 +252,10 @@ class MaskKernel:
 
     def __init__(self, module: Any, plain: LocalKernels, steps: Epilogue) -> None:
         self.module, self.plain, self.steps = module, plain, steps
+
+    def at(self, local: LocalConvolution) -> MaskKernel:
+        """The same kernel for other extents."""
+        return MaskKernel(self.module, self.plain.at(local), self.steps)
 
     def __call__(self, x: Tensor, of: Tensor, w: Tensor) -> Tensor:
         return ThenConvolved.apply(self, x, of, w)

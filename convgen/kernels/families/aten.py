@@ -44,6 +44,15 @@ def default(problem: Problem, target: Target) -> Config:
     return Config(NAME, warps=0, stages=0)
 
 
+def conditions(problem: Problem) -> list[str]:
+    """What it asks of extents: y reads a row of x."""
+    found: list[str] = []
+    for i, d in enumerate(problem.dims):
+        above = f"(s.y[{i}] - 1) * {d.stride} + {d.dilation * (d.kernel - 1) + 1} - s.below[{i}] - s.x[{i}]"
+        found.append(f"s.x[{i}] + min(s.below[{i}], 0) + min({above}, 0) > 0")
+    return found
+
+
 def words(problem: Problem) -> type[Words]:
     return Words
 

@@ -265,6 +265,15 @@ def _config(
     return Config(NAME, (*tile.items(), (names[0], across), (names[1], depth)), warps, stages, split)
 
 
+def conditions(problem: Problem) -> list[str]:
+    """What it asks of extents: whole blocks of a stride's rows, one that is read among them; no more boxes of a rim."""
+    found = [f"len(rim.places) <= {problem.rim}"] if problem.rim is not None else []
+    for i, d in enumerate(problem.dims if problem.phase != "backward_data" else ()):
+        found += [f"s.x[{i}] % {d.stride} == 0"] if d.stride > 1 else []
+        found += [f"s.x[{i}] > -s.below[{i}] % {d.stride}"] if d.stride > 1 and not is_paired(d) else []
+    return found
+
+
 def words(problem: Problem) -> type[Words]:
     return BoxWords
 

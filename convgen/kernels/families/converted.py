@@ -47,6 +47,11 @@ def default(problem: Problem, target: Target) -> Config:
     return replace(box.default(_converted(problem), target), family=NAME)
 
 
+def conditions(problem: Problem) -> list[str]:
+    """What it asks of extents: what boxes ask."""
+    return box.conditions(_converted(problem))
+
+
 def words(problem: Problem) -> type[Words]:
     return ConvertedWords
 

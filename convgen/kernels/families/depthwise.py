@@ -63,6 +63,11 @@ def default(problem: Problem, target: Target) -> Config:
     return Config(NAME, (("BP", pixels), ("BG", others)), 4, 2, _splits(problem, target, pixels, others)[-1])
 
 
+def conditions(problem: Problem) -> list[str]:
+    """What it asks of extents: nothing."""
+    return []
+
+
 def words(problem: Problem) -> type[Words]:
     return DepthwiseWords
 

@@ -76,6 +76,11 @@ def _sizes(problem: Problem, target: Target) -> Iterator[Config]:
             yield from (Config(NAME, tiles, warps, stages, split) for split in few)
 
 
+def conditions(problem: Problem) -> list[str]:
+    """What it asks of extents: rows of y are those of x."""
+    return ["s.x == s.y", "not any(s.below)"]
+
+
 def words(problem: Problem) -> type[Words]:
     return GemmWords
 

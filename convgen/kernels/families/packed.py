@@ -69,6 +69,11 @@ def default(problem: Problem, target: Target) -> Config:
     return Config(NAME, (("BF", filters), ("BK", columns), ("BP", pixels)), 8, stages, split)
 
 
+def conditions(problem: Problem) -> list[str]:
+    """What it asks of extents: nothing."""
+    return []
+
+
 def words(problem: Problem) -> type[Words]:
     return PackedWords
 

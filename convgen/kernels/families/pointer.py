@@ -99,6 +99,11 @@ def _default(problem: Problem, target: Target, *, pixels: int, most: int, depth:
     return Config(NAME, (("BP", pixels), (names[0], across), (names[1], depth)), warps, stages)
 
 
+def conditions(problem: Problem) -> list[str]:
+    """What it asks of extents: nothing."""
+    return []
+
+
 def words(problem: Problem) -> type[Words]:
     """Backward-data with a stride goes by output phase."""
     strided = problem.phase == "backward_data" and any(d.stride > 1 for d in problem.dims)

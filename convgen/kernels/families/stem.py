@@ -17,7 +17,7 @@ from convgen.kernels.config import Config, ceil_div
 from convgen.kernels.families import box
 from convgen.kernels.inner import ArrangedWords
 from convgen.kernels.problem import LocalDim, Problem
-from convgen.kernels.words import Words, constant, times
+from convgen.kernels.words import Words, times
 from convgen.kernels.work import Work
 from convgen.spec.target import Target
 
@@ -75,6 +75,11 @@ def default(problem: Problem, target: Target) -> Config:
     return box.least(inner, target, map(_of_box, box.sizes(inner, target)), lambda _, c: work(problem, c))
 
 
+def conditions(problem: Problem) -> list[str]:
+    """What it asks of extents: nothing."""
+    return []
+
+
 def words(problem: Problem) -> type[Words]:
     return StemWords
 
@@ -108,8 +113,8 @@ class StemWords(ArrangedWords):
         return self.inner.channels
 
     @property
-    def rows_as_constants(self) -> str:
-        return ", ".join([constant(self.extents("x")), constant(self.extents("y")), constant(self.pads)])
+    def row_parameters(self) -> str:
+        return self.extent(f"{self.extents('x')}, {self.extents('y')}, {self.pads}")
 
     @property
     def passed_rows(self) -> str:

@@ -15,7 +15,7 @@ from convgen.kernels.config import Config
 from convgen.kernels.families import box
 from convgen.kernels.inner import InnerWords
 from convgen.kernels.problem import Problem
-from convgen.kernels.words import Words, constant, times
+from convgen.kernels.words import Words, times
 from convgen.kernels.work import Work
 from convgen.spec.target import Target
 
@@ -51,6 +51,11 @@ def default(problem: Problem, target: Target) -> Config:
     return box.least(problem, target, sizes, work)
 
 
+def conditions(problem: Problem) -> list[str]:
+    """What it asks of extents: what boxes ask."""
+    return box.conditions(problem)
+
+
 def words(problem: Problem) -> type[Words]:
     return TiledWords
 
@@ -80,7 +85,7 @@ class TiledWords(InnerWords):
 
     @property
     def rows_made(self) -> str:
-        return constant(self.extents("y"))
+        return self.extent(self.extents("y"))
 
     @property
     def tile_names(self) -> list[str]:

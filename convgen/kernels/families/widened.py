@@ -90,6 +90,12 @@ def default(problem: Problem, target: Target) -> Config:
     return box.least(problem, target, map(_of_box, box.sizes(widened(problem), target)), work)
 
 
+def conditions(problem: Problem) -> list[str]:
+    """What it asks of extents: whole blocks of the last dimension's pixels; of others what boxes ask."""
+    m = block(problem)
+    return [f"s.x[-1] % {m} == s.y[-1] % {m} == 0", *box.conditions(replace(problem, dims=problem.dims[:-1]))]
+
+
 def words(problem: Problem) -> type[Words]:
     return WidenedWords
 
