@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from convgen.errors import InputError
 from convgen.program.nodes import Phase
+from convgen.sw26010.conv.counts import conv_counts
 from convgen.sw26010.conv.explicit_plan import ExplicitPlan
 from convgen.sw26010.conv.implicit_plan import ImplicitPlan
 from convgen.sw26010.conv.problem import ConvProblem
@@ -21,7 +22,7 @@ from convgen.sw26010.conv.programs import columns_program, implicit_program
 from convgen.sw26010.gemm.program import gemm_program
 from convgen.sw26010.gemm.run import Level
 from convgen.sw26010.machine.core_group import SW26010, CoreGroup
-from convgen.sw26010.machine.counts import Counts
+from convgen.sw26010.machine.counts import Counts, check_account
 from convgen.sw26010.machine.emulator import MessageMesh
 from convgen.sw26010.machine.memory import Dram
 from convgen.sw26010.machine.mesh import Event, VectorMesh
@@ -69,7 +70,8 @@ def run_conv(
             dy backward-filter. Converted to the plan's dtype.
         level, log: as in `run_gemm`.
     Raises:
-        InputError: shapes that are not the plan's. MeshFault: the program broke a rule.
+        InputError: shapes that are not the plan's. MeshFault: the program broke a rule, or its events are not those of
+            the closed form.
     """
     tensors: list[Array] = []
     for given, shape in zip((first, second), operand_shapes(plan.problem, plan.phase), strict=True):
@@ -78,8 +80,11 @@ def run_conv(
             raise InputError(f"an operand of {plan.phase} is {list(tensor.shape)}, the plan has {list(shape)}")
         tensors.append(tensor)
     if isinstance(plan, ImplicitPlan):
-        return _run_implicit(plan, tensors[0], tensors[1], _mesh(level, group, log))
-    return _run_explicit(plan, tensors[0], tensors[1], _mesh(level, group, log), group)
+        done = _run_implicit(plan, tensors[0], tensors[1], _mesh(level, group, log))
+    else:
+        done = _run_explicit(plan, tensors[0], tensors[1], _mesh(level, group, log), group)
+    check_account(f"{plan.phase} of {plan.problem}", done.counts, conv_counts(plan))
+    return done
 
 
 def _mesh(level: Level, group: CoreGroup, log: bool) -> MessageMesh | VectorMesh:

@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from convgen.errors import InputError
+from convgen.sw26010.gemm.counts import gemm_counts
 from convgen.sw26010.gemm.plan import GemmPlan
 from convgen.sw26010.gemm.program import gemm_program
 from convgen.sw26010.machine.core_group import SW26010, CoreGroup
-from convgen.sw26010.machine.counts import Counts
+from convgen.sw26010.machine.counts import Counts, check_account
 from convgen.sw26010.machine.emulator import MessageMesh
 from convgen.sw26010.machine.memory import Dram, as_matrix
 from convgen.sw26010.machine.mesh import Event, VectorMesh
@@ -60,7 +61,8 @@ def run_gemm(
         C [M, N] in the plan's dtype and the events of the run.
     Raises:
         InputError: shapes that don't match the plan.
-        MeshFault: the program broke a rule; LdmOverflow when its buffers don't fit.
+        MeshFault: the program broke a rule; LdmOverflow when its buffers don't fit; AccountFault when its events are
+            not the closed form's.
     """
     if plan.accumulate == (c is None):
         raise InputError(
@@ -81,7 +83,9 @@ def run_gemm(
     if level == "messages":
         mesh = MessageMesh(group)
         counts = mesh.run(program, *operands)
+        check_account("GEMM", counts, gemm_counts(plan))
         return GemmRun(c_out, plan, counts, mesh.ldm_bytes, stalls=mesh.stalls)
     vector = VectorMesh(group, exact=level == "exact", log=log)
     counts = vector.run(program, *operands)
+    check_account("GEMM", counts, gemm_counts(plan))
     return GemmRun(c_out, plan, counts, vector.ldm_bytes, tuple(vector.events))
