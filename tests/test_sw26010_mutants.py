@@ -134,11 +134,12 @@ def less(text: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("level", ["messages", "fast"])
-def test_a_wrong_product_ends_in_an_error(level: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = GemmPlan(m=40, n=9, k=20, bm=32, bn=8, bk=8, dtype="float32", a_transposed=True)
-    operands = [np.ones(shape) for shape in ((40, 20), (20, 9), (40, 9))]
+@pytest.mark.parametrize("images", [1, 2])
+def test_a_wrong_product_ends_in_an_error(level: Any, images: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = GemmPlan(m=40, n=9, k=20, bm=32, bn=8, bk=8, dtype="float32", a_transposed=True, images=images)
+    operands = [np.ones(shape) for shape in ((images * 40, 20), (images * 20, 9), (40, 9))]
     wrongs = list(less(gemm_run.gemm_program(plan, messages=level == "messages")))
-    assert np.array_equal(run_gemm(plan, *operands, level=level).c, np.full((40, 9), 21))
+    assert np.array_equal(run_gemm(plan, *operands, level=level).c, np.full((40, 9), 20 * images + 1))
     for wrong in wrongs:
         monkeypatch.setattr(gemm_run, "gemm_program", lambda plan, *, messages, wrong=wrong: wrong)
         with pytest.raises(faults.MeshFault):
