@@ -98,7 +98,7 @@ def serve(
                 answer = prepared[0]
                 called = type(made[0].model).__name__
                 call = Call(called, answer.arguments, answer.inputs, answer.outputs, answer.results)
-                model = _sharing(made[0].model, package, mesh, call if whole else None, _text(axes))
+                model = _sharing(made[0].model, package, mesh, call, _text(axes), whole=whole)
             model.limit_bytes = limit_bytes
             made.append(Layout(_text(axes), package, mesh, model.eval()))
     return Served(made, load_machine(machine or how.made_for.kind), limit_bytes, whole)
@@ -404,7 +404,7 @@ def _where(count: int, ranks: Sequence[int], group: Any) -> dict[str, Any]:
     return {"ranks": ranks[first : first + count]}
 
 
-def _sharing(first: Any, package: Any, mesh: Any, call: Call | None, text: str) -> Any:
+def _sharing(first: Any, package: Any, mesh: Any, call: Call, text: str, *, whole: bool) -> Any:
     """A network on another grid, with the parameters and buffers of a first one.
 
     Raises:
@@ -413,12 +413,12 @@ def _sharing(first: Any, package: Any, mesh: Any, call: Call | None, text: str) 
     import torch
 
     with torch.device("meta"):
-        model: Any = model_class(package, call)(mesh, parameters="blocks")
+        model: Any = model_class(package, call, whole=whole)(mesh, parameters="blocks")
     other = [n for n, wanted in model.blocks_wanted.items() if wanted != first.blocks_wanted.get(n)]
     if other:
         n = other[0]
         wanted, there = model.blocks_wanted[n][0], first.blocks_wanted[n][0]
         fact = f"layout {text}: {n} would lie in the block {list(wanted)} here, and lies in {list(there)}"
         raise InputError(f"{fact}; layouts share parameters", hint="axes that split none, as N, H and W")
-    model.share(first)
+    model.share(first, model.blocks_wanted)
     return model

@@ -55,13 +55,14 @@ class AnySize:
         """Of each parameter and buffer the block that this rank has, and its shape."""
         return {name: (box, shape) for name, (_, box, shape) in self._wanted.items()}
 
-    def share(self, other: Any) -> None:
-        """Take another network's parameters and buffers, whose blocks are the same, in the place of its own."""
+    def share(self, other: Any, names: Iterable[str]) -> None:
+        """Take another network's parameters and buffers of these names, whose blocks are the same, in the place of its
+        own; no communication."""
         theirs = other._known
-        for name, same in (*((n, n) for n in self._owners), *self._aliases.items()):
-            owner, leaf = self._owner(name)
-            held: Any = owner._parameters if leaf in owner._parameters else owner._buffers
-            held[leaf] = theirs[same]
+        for name in names:
+            for path in (name, *(alias for alias, same in self._aliases.items() if same == name)):
+                owner, leaf = self._owner(path)
+                (owner._parameters if leaf in owner._parameters else owner._buffers)[leaf] = theirs[name]
 
     def _linked(
         self, place: Place, count: Extents, low: torch.dtype | None, wide: tuple[str, ...],

@@ -243,12 +243,7 @@ class NetworkModule(AnySize, Known):
                 fault = ValueError(f"{fact}; the same grid and named algorithm lay both out alike")
             shared.append(name)
         self._enter("take_from", here, {"of": other._net.name, "tensors": len(shared)}, fault)()
-        for name in shared:
-            owner, leaf = other._owners[name]
-            value = owner._parameters[leaf] if leaf in owner._parameters else owner._buffers[leaf]
-            for path in (name, *(alias for alias, same in self._aliases.items() if same == name)):
-                mine, leaf = self._owner(path)
-                (mine._parameters if leaf in mine._parameters else mine._buffers)[leaf] = value
+        self.share(other, shared)
 
     @torch.no_grad()
     def full_state_dict(self) -> dict[str, Tensor]:
