@@ -11,9 +11,9 @@ those that fit. What a size takes is counted before: the package's steps run on 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -84,11 +84,12 @@ def serve(
     _check(grids, len(ranks))
     to = target_of(group)
     kind = str(dtype or "").removeprefix("torch.")
+    basis = How({}, None, machine, "global", "", "", (), to, kind)
     made: list[Layout] = []
     with _evaluating(module):
         question = _question(module, examples, name, open)
         for axes in grids:
-            how = How(axes, None, machine, "global", "", "", (), to, kind)
+            how = replace(basis, axes=axes)
             prepared = together(question, how, ranks)
             package = load_package(prepared[1], files=prepared[2])
             mesh = package.init_mesh(**_where(prod(axes.values()), ranks, group))
@@ -101,7 +102,7 @@ def serve(
                 model = _sharing(made[0].model, package, mesh, call, _text(axes), whole=whole)
             model.limit_bytes = limit_bytes
             made.append(Layout(_text(axes), package, mesh, model.eval()))
-    return Served(made, load_machine(machine or how.made_for.kind), limit_bytes, whole)
+    return Served(made, load_machine(machine or basis.made_for.kind), limit_bytes, whole)
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ class Served:
     """
 
     def __init__(self, layouts: Sequence[Layout], machine: Machine, limit_bytes: int | None, whole: bool) -> None:
-        self.layouts, self.whole = tuple(layouts), whole
+        self.layouts, self.whole, self._chooses = tuple(layouts), whole, len(layouts) > 1
         self._machine, self._limit_bytes = machine, limit_bytes
         first = layouts[0].package.NET
         self.name: str = first.name
@@ -172,7 +173,7 @@ class Served:
 
         with torch.no_grad():
             layout = self.layouts[0]
-            if len(self.layouts) > 1:
+            if self._chooses:
                 layout = self._agreed(args, keywords, sizes)
             if self.whole:
                 return layout.model(*args, **keywords)
@@ -194,7 +195,7 @@ class Served:
         import torch
 
         with torch.no_grad():
-            layout = self.at(**sizes) if len(self.layouts) > 1 else self.layouts[0]
+            layout = self.at(**sizes) if self._chooses else self.layouts[0]
             return layout.model.peak_bytes(**sizes)
 
     def warm_up(self, shapes: Iterable[Mapping[str, int]]) -> None:
@@ -204,7 +205,7 @@ class Served:
         every = [dict(sizes) for sizes in shapes]
         with torch.no_grad():
             for layout in self.layouts:
-                chosen = [s for s in every if len(self.layouts) == 1 or self.at(**s) is layout]
+                chosen = [s for s in every if not self._chooses or self.at(**s) is layout]
                 if chosen:
                     layout.model.warm_up(chosen)
 
@@ -334,7 +335,7 @@ def _with_signature(function: Any, signature: inspect.Signature) -> Any:
 
 
 @contextmanager
-def _evaluating(module: Any) -> Iterator[None]:
+def _evaluating(module: Any) -> Generator[None]:
     """A module in evaluation; afterwards its parts are in the modes in which they were."""
     modes = [(one, one.training) for one in module.modules()]
     try:

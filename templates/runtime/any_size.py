@@ -1,5 +1,6 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# (what torch leaves untyped)
+# pyright: reportPrivateUsage=false
+# (what torch leaves untyped or private)
 """A network at the sizes that are known at run time only: steps that are kept ready, and what a call of them takes."""
 
 from __future__ import annotations

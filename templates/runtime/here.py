@@ -24,8 +24,7 @@ def _remembered(found: Callable[[Any, Any, int, int], Remembered]) -> Callable[[
     """The same function, whose results are kept by the layer that they are of, and go with it."""
 
     def asked(layer: Any, layout: Any, position: int, batch: int) -> Remembered:
-        boxes: dict[Any, Any] = {}
-        known: dict[Any, Any] = layer.__dict__.setdefault("boxes_at", boxes)
+        known: dict[Any, Remembered] = layer.__dict__.setdefault("boxes_at", {})
         key = found, layout, position, batch
         box = known.get(key)
         if box is None:

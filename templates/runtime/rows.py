@@ -62,7 +62,8 @@ class Stand(Plain):
         self.back = tuple(self._chain(c, o, f"{label}.d{o.name}") for c, o in zip(row.back, inputs, strict=True))
         self.store = tuple(self._chain(c, o, n) for c, o, n in zip(row.store, results, made, strict=True))
         self.given = tuple(self._chain(c, o, f"{label}.d{o.name}") for c, o in zip(row.given, results, strict=True))
-        self.windows = tuple(self._layouts(c, o)[-1] for c, o in zip(row.fetch, inputs, strict=True))
+        whole = zip(self.fetch, row.fetch, inputs, strict=True)
+        self.windows: tuple[Any, ...] = tuple(f[-1].dst if f else self._read(c.start, o) for f, c, o in whole)
         gathered = {o.name: c[-1] for o, c in zip(inputs, self.fetch, strict=True) if c}
         scattered = {o.name: c[0] for o, c in zip(results, self.store, strict=True) if c}
         self.parts = {
@@ -109,7 +110,7 @@ class Stand(Plain):
         return Reach(blocks, windows)
 
     def _chain(self, side: Side | None, operand: Operand, step: str) -> Chain:
-        if side is None:
+        if side is None or not side.steps:
             return ()
         pairs = zip(side.steps, pairwise(self._layouts(side, operand)), strict=True)
         several = len(side.steps) > 1

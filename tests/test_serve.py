@@ -1,0 +1,253 @@
+"""Networks at any sizes: bounded memory, bytes that are said before they are taken, and `convgen.serve`."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from free_networks import imported
+from test_module_memory import Allocations
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+import convgen
+from convgen.algebra.grid import Grid
+from convgen.errors import InputError
+from convgen.network_compiler import compile_network
+from convgen.spec.exported import exported
+from convgen.verify.processes import spawn
+from convgen.verify.virtual import VirtualTransport, World
+
+OPEN = {"z": {"H": 2, "W": 3}}
+
+
+class Coder(nn.Module):
+    """A convolution, a norm over channels and rows, a stride and back: halos, moments and ragged blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.norm = nn.Conv2d(2, 4, 3, padding=1), nn.GroupNorm(2, 4)
+        self.down, self.drop = nn.Conv2d(4, 4, 3, stride=2, padding=1), nn.Dropout(0.5)
+
+    def decode(self, z: Tensor, scale: float = 0.5) -> dict[str, Tensor]:
+        x = self.down(F.silu(self.norm(self.a(z * scale))))
+        return {"sample": F.interpolate(self.drop(x), scale_factor=2.0)}
+
+    def forward(self, z: Tensor) -> Tensor:
+        return self.decode(z)["sample"]
+
+
+class Echo:
+    """A transport of one thread that is any rank: what comes is zeros, of the right shape."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+    def meet(self, mine: bytes, ranks: Sequence[int]) -> Any:
+        return lambda: [mine] * len(ranks)
+
+    def all_gather(self, tensor: Tensor, splits: Sequence[int], group: Any) -> Tensor:
+        return tensor.new_zeros(sum(splits))
+
+    def all_reduce(self, tensor: Tensor, splits: Sequence[int], group: Any) -> Tensor:
+        return tensor.clone()
+
+    def exchange(self, tensor: Tensor, splits: tuple[Sequence[int], Sequence[int]], group: Any) -> Tensor:
+        return tensor.new_zeros(sum(splits[1]))
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    torch.manual_seed(0)
+    z = torch.zeros(1, 2, 12, 10)
+    graph = exported(Coder().eval(), (z,), name="coder", training=False, opened=OPEN).graph
+    compiled = compile_network(graph, Grid((("H", 2), ("W", 2))))
+    return imported(compiled.package().files, tmp_path_factory.mktemp("serve"))
+
+
+class Computed(Allocations):
+    """Without the words of a refusal, which are bytes."""
+
+    def count(self, out: Any) -> None:
+        super().count([t for t in tree_leaves(out) if isinstance(t, Tensor) and t.is_floating_point()])
+
+
+def model_of(package: Any, rank: int) -> Any:
+    return package.Network(package.init_mesh("cpu", transport=Echo(rank, 4)), parameters="blocks")
+
+
+def run(package: Any, model: Any, n: int, h: int, w: int) -> Tensor:
+    block = package.scatter("z", torch.zeros(n, 2, h, w), model._mesh)
+    return model(block, sizes={"N": n, "H": h, "W": w})
+
+
+def alive(name: str) -> int:
+    gc.collect()
+    return sum(type(one).__name__ == name for one in gc.get_objects())
+
+
+def test_what_was_asked_for_last_is_kept(package: Any) -> None:
+    recent = importlib.import_module(type(package.NET).__module__).Recent()
+    made: list[int] = []
+    for key in (1, 2, 1, 3, 1, 2):
+        assert recent.of(key, lambda key=key: made.append(key) or key, 2) == key
+    assert made == [1, 2, 3, 2] and len(recent) == 2
+
+
+def test_hundreds_of_sizes_take_the_memory_of_a_few(package: Any) -> None:
+    model, draw = model_of(package, 1), Random(0)
+    model.keeps_shapes = 8
+    shapes = [(n, h, w) for n in (1, 2) for h in range(2, 12) for w in range(2, 8)]
+    draw.shuffle(shapes)
+    counts: list[tuple[int, int]] = []
+    with torch.no_grad():
+        for k, shape in enumerate(shapes, 1):
+            run(package, model, *shape)
+            if k in (60, 120):
+                counts.append((alive("Stand"), len(gc.get_objects())))
+    (stands, before), (_, after) = counts
+    rows = len(model._steps.rows) + sum(len(row.derived) for row in model._steps.rows.values())
+    assert len(shapes) == 120 and alive("Linked") <= 8
+    assert stands == counts[1][0] <= 8 * rows
+    assert after < before * 1.03
+
+
+def test_steps_that_a_backward_pass_reads_outlive_their_place_among_the_last(package: Any) -> None:
+    model = model_of(package, 0)
+    model.keeps_shapes = 1
+    y = run(package, model, 1, 9, 7)
+    run(package, model, 1, 5, 5)
+    y.sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_bytes_that_are_foreseen_are_those_that_are_taken(package: Any, learns: bool) -> None:
+    """At ten shapes within a tenth of the storages that a call makes; here within a hundredth but for small ones."""
+    draw = Random(1)
+    for k in range(10):
+        rank, n = draw.randrange(4), draw.choice([1, 1, 3])
+        h, w = (draw.randint(2, 80), draw.randint(2, 80)) if k > 1 else [(2, 3), (64, 64)][k]
+        model = model_of(package, rank)
+        with torch.set_grad_enabled(learns):
+            foreseen = model.peak_bytes(N=n, H=h, W=w)
+            run(package, model, n, h, w)  # tables are made once
+            z = package.scatter("z", torch.zeros(n, 2, h, w), model._mesh)
+            given = [getattr(t, "_block", t).detach() for t in (z, *model.parameters(), *model.buffers())]
+            with Allocations(given) as mode:
+                y = model(z, sizes={"N": n, "H": h, "W": w})
+                if learns:
+                    y.backward(torch.ones_like(y))
+        assert abs(foreseen - mode.peak) <= 0.1 * mode.peak, (rank, n, h, w, foreseen, mode.peak)
+
+
+def test_what_is_too_large_is_refused_on_all_ranks_before_anything_is_made(package: Any) -> None:
+    """Rank 3 alone may take less, and all refuse."""
+
+    def program(end: VirtualTransport) -> tuple[str, int]:
+        model = package.Network(package.init_mesh("cpu", transport=end), parameters="blocks")
+        with torch.no_grad():
+            small = model.peak_bytes(H=8, W=8)
+            model.peak_bytes(H=16, W=16)  # what is foreseen is kept: its tensors without memory are none of the call's
+            if end.rank == 3:
+                model.limit_bytes = small
+            block = package.scatter("z", torch.zeros(1, 2, 16, 16), model._mesh)
+            with pytest.raises(ValueError, match="limit_bytes") as refused, Computed([block]) as mode:
+                model(block, sizes={"H": 16, "W": 16})
+            taken = mode.peak
+            run(package, model, 1, 8, 8)
+        return str(refused.value), taken
+
+    found = World(4).run(program)
+    for text, taken in found:
+        assert "N=1, H=16, W=16 takes " in text and "smaller extents, or more ranks" in text
+        assert taken == 0
+
+
+def test_sizes_that_are_wrong_are_refused_beforehand(package: Any) -> None:
+    model = model_of(package, 0)
+    with pytest.raises(ValueError, match="sizes= are of N, H, W; got K"):
+        model.peak_bytes(K=3)
+    with pytest.raises(ValueError, match="got K"):
+        model.warm_up([{"K": 3}])
+    model.warm_up([{"H": h, "W": 9} for h in range(2, 62)])
+    assert model.keeps_shapes == 60
+
+
+@pytest.fixture
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONVGEN_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_cache")
+def test_a_method_is_served_in_several_layouts_on_one_set_of_parameters() -> None:
+    """Two processes, a group beside the world's, and what can't be is refused on both."""
+
+    def program(rank: int) -> None:
+        torch.manual_seed(0)
+        vae = Coder().double()
+        group = dist.new_group([0, 1])
+        example = (torch.zeros(1, 2, 12, 10, dtype=torch.float64),)
+        with pytest.raises(InputError, match="is of 3 ranks, and the group has 2"):
+            convgen.serve(vae.decode, example, open=OPEN, layouts=["H=2", "H=3"])
+        with pytest.raises(InputError, match="is not of all 2 ranks"):
+            convgen.serve(vae.decode, example, open=OPEN, layouts=["H=1"])
+        with pytest.raises(InputError, match="twice"):
+            convgen.serve(vae.decode, example, open=OPEN, layouts=["H=2", "H=2"])
+        served = convgen.serve(vae.decode, example, open=OPEN, group=group)
+        assert vae.training and vae.drop.training
+        assert [one.name for one in served.layouts] == ["H=2", "W=2", "W=1"]
+        places = {tuple(p._block.data_ptr() for p in one.model.parameters()) for one in served.layouts}
+        assert len(places) == 1
+        vae.eval().requires_grad_(False)
+        shapes = [(12, 10), (3, 40), (40, 3), (1, 1), (1, 7), (31, 64), (12, 10)]
+        served.warm_up([{"H": h, "W": w} for h, w in shapes[:3]])
+        for number, (h, w) in enumerate(shapes):
+            z = torch.randn(2, 2, h, w, dtype=torch.float64, generator=torch.Generator().manual_seed(number))
+            z = z.contiguous(memory_format=torch.channels_last) if number % 2 else z
+            dist.all_reduce(torch.ones(3))
+            y = served(z)["sample"]
+            assert not y.requires_grad and float((y - vae.decode(z)["sample"]).abs().max()) < 1e-12
+            for one in served.layouts:  # each of them, whatever is chosen
+                with torch.no_grad():
+                    assert float((one.model(z)["sample"] - vae.decode(z)["sample"]).abs().max()) < 1e-12
+        said: list[Any] = [None] * 2
+        dist.all_gather_object(said, str(served.choices))
+        assert said[0] == said[1] and "N=2 H=3 W=40: " in said[0]
+        few = served.layouts[0].model.peak_bytes(H=64, W=8)
+        for one in served.layouts:
+            one.model.limit_bytes = few + few // 8
+        served._limit_bytes = few + few // 8
+        served.choices.clear()
+        assert served.at(H=64, W=8).name == "H=2"  # one rank takes twice as much, halves of W have longer halos
+        with pytest.raises(ValueError, match=r"fits in no layout: .*H=2 takes .*limit_bytes is"):
+            served(torch.zeros(1, 2, 300, 300, dtype=torch.float64))
+        with pytest.raises(RuntimeError, match=r"nothing was computed: H: 12 on ranks \[0\], 13 on ranks \[1\]"):
+            served(torch.zeros(1, 2, 12 + rank, 10, dtype=torch.float64))
+        with pytest.raises((InputError, ValueError), match="scale"):
+            served(torch.zeros(1, 2, 12, 10, dtype=torch.float64), scale=0.5 + rank / 4)
+        with pytest.raises(InputError, match="layouts share parameters"):
+            convgen.serve(vae.decode, example, open=OPEN, layouts=["H=2", "C=2"])
+
+    spawn(program, 2)
+
+
+def test_without_a_process_group_it_says_so() -> None:
+    with pytest.raises(RuntimeError, match="init_process_group first"):
+        convgen.serve(nn.ReLU(), (torch.zeros(1, 2, 4, 4),), open={"x": {"H": 2}})
+
+
+def test_what_has_no_parameters_of_torch_is_refused() -> None:
+    with pytest.raises(InputError, match=r"wants a torch\.nn\.Module"):
+        convgen.serve(lambda x: x, (torch.zeros(1),), open={})
+    with pytest.raises(InputError, match=r"which is no torch\.nn\.Module"):
+        convgen.serve(Random(0).gauss, (), open={})
