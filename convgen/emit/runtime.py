@@ -25,8 +25,8 @@ PARTS = (
 # Only networks have these.
 NETWORK_PARTS: tuple[str, ...] = (
     "travel", "tf32", "convolved", "splits", "lanes", "copies", "pieces", "chunks", "rows", "at_hand", "listing",
-    "norms", "checkpoints", "local_code", "biases", "surrounded", "actions", "linked", "region", "net", "inside", "scopes",
-    "steps", "network",
+    "norms", "checkpoints", "local_code", "biases", "surrounded", "actions", "linked", "region", "net", "inside",
+    "scopes", "steps", "network",
 )  # fmt: skip
 
 GPU_PARTS = ("convolved",)  # of these, only networks with kernels
