@@ -255,7 +255,7 @@ def agrees(case: Case, x: Tensor) -> bool:
     except (RuntimeError, ValueError, IndexError, ZeroDivisionError, AssertionError):
         return False
     stated = {v.name: v.shape for c in case.graph_for(x).calls for v in c.results if v}
-    (shape,) = [stated[name] for name, _ in case.graph.outputs]
+    (shape,) = [stated[of] for _, of in case.graph.outputs]
     return off(made, wanted) < NEAR and tuple(made.shape) == shape
 
 

@@ -140,6 +140,16 @@ def moved(sent: list[tuple[str, int]]) -> list[tuple[str, int]]:
     return [one for one in sent if one[1]]
 
 
+def reads_all(program: Program) -> bool:
+    """Whether each row of every operand is read."""
+    signatures = [one.signature for row in program.rows for one in (row, *(d for _, d in row.derived))]
+    read = (
+        (made.relation.hull(*made.relation.window(0, s.extent[made.indices[0]]), n), n)
+        for s in signatures for o in s.inputs for made, n in zip(o.dims, o.shape, strict=True) if made.relation
+    )  # fmt: skip
+    return all(rows == (0, n) for rows, n in read)
+
+
 @pytest.mark.parametrize("seed", cases_of(8, "open extents"))
 def test_numbers_and_bytes_at_any_shape(seed: int, tmp_path: Path) -> None:
     """Forward and backward; what ranks send is what a package for the shape alone says."""
@@ -155,7 +165,11 @@ def test_numbers_and_bytes_at_any_shape(seed: int, tmp_path: Path) -> None:
             continue  # which is in evaluation here; bytes are said of training
         alone = shape_alone(compiled, named(graph, x))
         for rank, one in enumerate(sent):
-            assert moved(one) == moved(sent_by(alone, rank, of_inputs=True)), (n, h, w)
+            said = sent_by(alone, rank, of_inputs=True)
+            if reads_all(alone):
+                assert moved(one) == moved(said), (n, h, w)
+            else:  # rows that nobody reads stay in blocks that serve as they are, and travel with columns
+                assert sum(b for _, b in one) <= sum(b for _, b in said), (n, h, w)
 
 
 def without_exchanges(program: Program) -> Iterator[tuple[str, Program]]:
