@@ -214,6 +214,9 @@ def evaluated(e: Any, names: Mapping[Any, str]) -> Callable[[Mapping[str, int]],
     if e.is_Rational:
         ratio = Fraction(int(e.p), int(e.q))
         return lambda _: ratio
+    if e.is_Float:
+        number = float(e)
+        return lambda _: number
     if kind in ("BooleanTrue", "BooleanFalse"):
         true = kind == "BooleanTrue"
         return lambda _: true

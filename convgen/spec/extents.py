@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
 from operator import add, eq, ge, gt, le, lt, mod, mul, ne, sub
 from typing import Any, TypeAlias, cast
@@ -161,7 +162,7 @@ def _read(e: Any, names: Mapping[Any, str]) -> Tree | None:
     if e.is_Symbol:
         return names.get(e)
     kind = type(e).__name__
-    if kind in ("FloorDiv", "CleanDiv", "PythonMod", "Mod", "IntTrueDiv"):
+    if kind in ("FloorDiv", "CleanDiv", "PythonMod", "Mod"):
         return _joined("%" if kind in ("PythonMod", "Mod") else "//", [_read(a, names) for a in e.args])
     if e.is_Add:
         return _sum(e, names)
@@ -268,7 +269,11 @@ def condition_from_sympy(guard: Any, names: Mapping[Any, str]) -> Condition | No
     sign = _RELATIONS.get(type(guard).__name__)
     if sign is None:
         return None
-    left, right = (_read(side, names) for side in guard.args)
+    a, b = guard.args
+    if type(a).__name__ == "IntTrueDiv" and a.args[1].is_Integer and a.args[1].is_positive and b.is_number:
+        bound = Fraction(float(b)) * int(a.args[1])  # x/b <= c as x <= b*c, without fractions
+        a, b = a.args[0] * bound.denominator, bound.numerator
+    left, right = _read(a, names), b if isinstance(b, int) else _read(b, names)
     if left is None or right is None:
         return None
     if sign == "<" and isinstance(right, int):

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from convgen.algebra.grid import Grid
 from convgen.algebra.index_sets import IndexSets, overlaps, volume
-from convgen.algebra.layout import Layout
+from convgen.algebra.layout import Layout, Window
 from convgen.algebra.redistribute import Conversion
 from convgen.algebra.signature import Reduction
 from convgen.algebra.tensors import Dim
@@ -37,11 +37,13 @@ from convgen.algebra.wants import layout
 from convgen.errors import InternalError
 from convgen.program.forms import form_faults
 from convgen.program.network import Program, label
-from convgen.program.rows import Chain, PlacedRow, index_sets, nameless, stored_by_name
+from convgen.program.rows import Chain, Dims, PlacedRow, index_sets, nameless, stored_by_name
 from convgen.program.verify.flights import flight_faults
 from convgen.program.verify.steps import lowered_faults
 from convgen.program.verify.typed import collective_over, untyped
 from convgen.program.verify.values import value_faults
+
+ANY = Window(0, 0)
 
 
 def verify_network(program: Program) -> None:
@@ -74,7 +76,7 @@ def _row(row: PlacedRow, grid: Grid) -> tuple[str, ...]:
 
 
 def _faults(row: PlacedRow, grid: Grid, *, of_gradient: bool = False) -> Iterator[str]:
-    signature, sets, roles = row.signature, index_sets(row.signature, grid), dict(row.roles)
+    signature, sets, roles = row.signature, index_sets(row.signature, grid, _open_dims(row, grid)), dict(row.roles)
     derived = dict(row.derived)
     for k, (operand, stored, fetch, back) in enumerate(
         zip(signature.inputs, row.reads, row.fetch, row.back, strict=True)
@@ -107,6 +109,17 @@ def _faults(row: PlacedRow, grid: Grid, *, of_gradient: bool = False) -> Iterato
         yield from (f"d{name}: {fault}" for fault in _faults(one, grid, of_gradient=True))
 
 
+def _open_dims(row: PlacedRow, grid: Grid) -> Dims:
+    """Dimensions that come as windows where blocks serve here: for other sizes, at which they don't."""
+    sets, roles, found = index_sets(row.signature, grid), dict(row.roles), set[tuple[str, int]]()
+    for operand, fetch, back in zip(row.signature.inputs, row.fetch, row.back, strict=True):
+        wants = layout(sets, operand.name, row.signature.wants(operand, roles))
+        for there in [*(c.dst for c in fetch[-1:]), *(c.src for c in (back or ())[:1])]:
+            pairs = enumerate(zip(there.windows, wants.windows, strict=True))
+            found |= {(operand.name, d) for d, (window, own) in pairs if window is not None and own is None}
+    return frozenset(found)
+
+
 def _chain(
     name: str, src: Layout, dst: Layout, chain: Chain, sets: IndexSets, reduction: Reduction | None = None
 ) -> Iterator[str]:
@@ -117,14 +130,19 @@ def _chain(
     """
     here = src
     for i, c in enumerate(chain):
-        if c.src != here:
+        if _unsized(c.src) != _unsized(here):
             yield f"{name}: {c.kind} takes {c.src}, there is {here}"
         if c.reduction != (by := None if i else reduction):
             yield f"{name}: {c.kind} reduces by {c.reduction or 'nothing'}, not by {by or 'nothing'}"
         yield from (f"{name}: {fault}" for fault in _step(c, sets))
         here = c.dst
-    if here != dst:
+    if _unsized(here) != _unsized(dst):
         yield f"{name}: ends as {here}, wanted is {dst}"
+
+
+def _unsized(there: Layout) -> Layout:
+    """With its windows, however many rows they have at some sizes: these follow from relations."""
+    return replace(there, windows=tuple([None if w is None else ANY for w in there.windows]))
 
 
 def _step(c: Conversion, sets: IndexSets) -> Iterator[str]:
