@@ -375,7 +375,7 @@ class How:
 
     Attributes:
         stored: of each input, in order, the axes that split its dimensions; (): as the grid's letters say.
-        caches: inputs and outputs that are a stream's (streams.py).
+        caches: as a graph has them (streams.py).
     """
 
     axes: dict[str, int]

@@ -152,7 +152,7 @@ def _caches(module: Any, function: Callable[..., Any], first: Sequence[Any], ste
 
 def _two(name: str, made: Any) -> Any:
     if not isinstance(made, tuple) or len(cast("tuple[Any, ...]", made)) != 2:
-        kind = "tensor" if hasattr(made, "shape") else type(cast("object", made)).__name__
+        kind = "tensor" if hasattr(cast("object", made), "shape") else type(cast("object", made)).__name__
         raise InputError(f"{name}: its forward gives a {kind}", hint="a tuple of two: what it makes, and caches")
     return cast("tuple[Any, Any]", made)[1]
 
@@ -217,6 +217,18 @@ class Chunk:
         self.made = made
         self.caches = {path: call.outputs[int(slot.name)] for path, slot in slots(caches)}
         self.chunk = [n for n in call.inputs if n not in {*both.inputs.values()} or self.is_first]
+        self._refuse_other_layouts()
+
+    def _refuse_other_layouts(self) -> None:
+        """Raises InputError: a cache is no part of the block that a chunk ends with."""
+        for path, name in self.both.inputs.items():
+            if path in self.caches:
+                made, taken = self.package.NET.values[self.caches[path]][1], self.both.steady._net.values[name][1]
+                if any(b[: len(a)] != a for a, b in zip(made.axes, taken.axes, strict=True)):
+                    fact = (
+                        f"{self.both.name}: a chunk ends with the cache {path} stored {made}, and begins with {taken}"
+                    )
+                    raise InputError(fact, hint="a grid whose axes split what the module takes and what it keeps alike")
 
     def __call__(self, *args: Any, batch: int | None = None) -> tuple[Any, State]:
         """What the module makes of a chunk, and the state behind it. Every rank of the mesh calls it.
@@ -261,13 +273,25 @@ class Chunk:
         halos: list[str] = []
         for path, name in both.inputs.items():
             if path in self.caches:
-                blocks[path] = outputs[self.caches[path]].contiguous()
-                halos += [path] * (self.caches[path] in handed)
+                out = self.caches[path]
+                blocks[path] = (
+                    outputs[out].contiguous() if out in handed else self._own(out, outputs[out], name, sizes)
+                )
+                halos += [path] * (out in handed)
             else:
                 blocks[path] = self._zeros(name, sizes)
                 halos += [path] * (name in both.boxes(sizes))
         both.states += 1
         return filled(self.made, values), State(both, sizes, both.states, blocks, tuple(halos))
+
+    def _own(self, out: str, value: Tensor, name: str, sizes: Sizes) -> Tensor:
+        """Of an output the block that a later chunk takes."""
+        mesh = self.network._mesh
+        made, taken = (
+            net.region(n, mesh, batch=sizes) for net, n in ((self.network._net, out), (self.both.steady._net, name))
+        )
+        there = tuple(slice(b.start - a.start, b.stop - a.start) for a, b in zip(made, taken, strict=True))
+        return value[there].contiguous()
 
     def _zeros(self, name: str, sizes: Sizes) -> Tensor:
         """Of a cache that is zeros yet, with the rows around it."""

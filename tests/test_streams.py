@@ -74,14 +74,14 @@ def streamed(first: Chunk, steady: Chunk, z: Tensor, each: int) -> tuple[Tensor,
     ("grid", "rows", "each", "count", "samples"),
     [
         ("H=2", (5, 6), 2, 2, 1), ("W=2", (5, 6), 2, 4, 3), ("2x2", (5, 6), 2, 1, 1), ("N=2,H=3", (5, 6), 2, 3, 3),
-        ("H=2", (12, 3), 1, 4, 1), ("2x2", (2, 3), 3, 1, 2),
+        ("H=2", (12, 3), 1, 4, 1), ("2x2", (2, 3), 3, 1, 2), ("2x2", (1, 1), 1, 2, 1),
     ],
 )  # fmt: skip
 def test_streams_are_what_one_shot_makes(grid: str, rows: tuple[int, int], each: int, count: int, samples: int) -> None:
     """In 2 to 5 chunks, of other numbers of samples than the compiled one. What ranks send for a chunk is what is said,
     without rows of frames that were there before, and no cache is gathered: each lies where its block and halo do."""
     given = decoder(grid, rows, each)
-    vae, _, _, axes = given
+    vae, *_ = given
     z = torch.randn(samples, 3, 1 + each * count, *rows, dtype=torch.float64)
     with torch.no_grad():
         want = one_shot(vae, z)
@@ -100,7 +100,7 @@ def test_streams_are_what_one_shot_makes(grid: str, rows: tuple[int, int], each:
             name = steady.both.inputs[path]
             where = net.region(name, mesh, batch=samples, halo=path in state.halos)
             again = max(again, float((block - whole[path][where]).abs().amax()) if block.numel() else 0.0)
-            assert (name in boxes) == (path in state.halos) == (path != "time"), path
+            assert path in state.halos if name in boxes and min(rows) > 1 else (path == "time" or min(rows) == 1), path
         gathers = [one for one in transport.sent[before:] if one.collective == "all_gather"]
         sums = steady.bytes_sent(state), steady.bytes_sent()
         return torch.cat([y, last], 2), again, sum(one.bytes for one in moved), len(gathers), sums, state.bytes
@@ -109,10 +109,10 @@ def test_streams_are_what_one_shot_makes(grid: str, rows: tuple[int, int], each:
     for y, off, _, gathers, (sent, resent), held in found:
         assert float((y - want).abs().max()) < 1e-12
         assert off < 1e-12
-        assert gathers == (1 if prod(axes.values()) > 1 else 0)
-        assert sent < resent
-        assert held < sum(t.numel() * 8 for t in whole.values())
-    if samples == 1:
+        if min(rows) > 1:  # else grids split little
+            assert (gathers, sent < resent) == (1, True)
+            assert held < sum(t.numel() * 8 for t in whole.values())
+    if samples == 1 and min(rows) > 1:
         assert sum(moved for _, _, moved, *_ in found) == found[0][4][0]
         assert found[0][4][1] >= found[0][4][0] * (1 + 2 / (2 * each))
 

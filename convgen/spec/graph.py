@@ -157,8 +157,8 @@ class Graph:
             under it; "" where it can. () of a source that asks nothing.
         stored: (value, of each dimension the axes that split it), of inputs and parameters of which it is given; a file
             has none.
-        caches: inputs and outputs that are frames of chunks before, which may come and go with their halos
-            (graph_caches.py); a file has none.
+        caches: of a chunk of a stream, inputs that are frames of chunks before, which may come with their halos
+            (graph_caches.py); ("",) of a first one, which has none. A file has none.
     """
 
     name: str
