@@ -56,6 +56,7 @@ from convgen.program.rows import PlacedRow, place, place_gradient, stored_by_nam
 from convgen.program.verify.network import verify_network
 from convgen.program.wide import joined_rows, numbers
 from convgen.spec.aten.describe import Described, asks_on
+from convgen.spec.aten.responses import with_responses
 from convgen.spec.aten.samples import for_any_number
 from convgen.spec.graph import FLOATS, TFLOAT32, Graph, Module
 from convgen.spec.graph_edit import check_autocast, check_reduce_dtype
@@ -65,6 +66,7 @@ from convgen.spec.names import did_you_mean
 from convgen.spec.network_plan import PlanFile
 from convgen.spec.source import locate
 from convgen.spec.target import CPU, KINDS, Target, read_target
+from convgen.sw26010.network.refusals import check_mesh, check_whole
 
 LETTERS = {1: ("N",), 2: ("N", "C"), 3: ("N", "C", "W"), 4: ("N", "C", "H", "W"), 5: ("N", "C", "D", "H", "W")}
 # What travels meanwhile, in an order in which each finds what it needs; and what a GPU's kernels take in.
@@ -72,6 +74,7 @@ MEANWHILE: tuple[NetworkPass, ...] = (
     WidenHalos(), ChunkCollectives(), StartHalos(), ParametersFirst(), BucketGradients(),
 )  # fmt: skip
 FUSING: tuple[NetworkPass, ...] = (FuseEpilogues(), FuseMasks(), FuseForms())
+PACKED = (BucketGradients(mebibytes=0),)  # of an SW26010: one all-reduce behind backward ([SW] 5.1)
 OVERLAP = "overlap"  # the stage that chooses among the former by a timeline
 PROGRAMS = ("lower", OVERLAP, *(p.name for p in (*MEANWHILE, *FUSING)))  # stages after which there is a program
 OF_NUMBERS = {1: ("N",), 2: ("N", "W"), 3: ("N", "H", "W"), 4: ("N", "D", "H", "W")}  # of labels: no channels
@@ -164,6 +167,7 @@ class CompiledNetwork:
                 asks=asks_on(g, self.described, self.target.device),
                 tf32=self._tf32,
                 kernels=self.kernels,
+                on_mesh=self.target.is_mesh,
             )
         )
 
@@ -231,6 +235,7 @@ def compile_network(
         program = lay_out(network_parts(graph, described), grid, algorithm)
     graph, described, program = _with_statistics(graph, described, program, statistics, algorithm, target)
     program = with_again(replace(program, reduce_dtype=reduce_dtype, autocast=autocast), again)
+    passes = PACKED if target.is_mesh and passes is None else passes
     meanwhile, named = _overlapping(chosen, _dtype(graph), of_inputs, passes), passes is not None
     return _compiled(graph, described, program, algorithm, command, meanwhile, target, after, checked=named)
 
@@ -305,6 +310,7 @@ def compile_plan(
         program = replace(program, reduce_dtype=reduce_dtype, autocast=autocast)
     except InputError as error:
         raise locate(error, plan.source) from None
+    passes = PACKED if target.is_mesh and passes is None else passes
     meanwhile = _overlapping(overlap or load_machine(target.kind), _dtype(graph), passes=passes)
     return _compiled(graph, described, program, "plan", command, meanwhile, target, after, checked=passes is not None)
 
@@ -406,7 +412,15 @@ def _described(graph: Graph, target: Target) -> tuple[Graph, Described, Describe
     if both:
         fact = f"{graph.name}: {both[0]} is an input and an output; scatter and gather know them by their names"
         raise InputError(fact, hint="another key in the mapping that forward returns")
-    return for_any_number(graph, target.device)
+    return _rows(graph, target)
+
+
+def _rows(graph: Graph, target: Target) -> tuple[Graph, Described, Described]:
+    """The same of a graph whose names are right."""
+    graph, described, many = for_any_number(graph, target.device)
+    if target.is_mesh:
+        described, many = (with_responses(graph, one) for one in (described, many))
+    return graph, described, many
 
 
 def _refuse_autocast(graph: Graph, described: Described, autocast: str, target: Target) -> None:
@@ -435,14 +449,18 @@ def _compiled(
         checked: whether each stage is verified, whatever CONVGEN_VERIFY says.
     """
     _refuse_autocast(graph, described, program.autocast, target)
-    many = for_any_number(graph, target.device)[2]
+    many = _rows(graph, target)[2]
     program = replace(program, tf32=graph.tf32)
+    if target.is_mesh:
+        check_mesh(program)
     if checked or verify_schedules():
         after = (_verifier(many), *after)
     tell(after, "choose", None)
     program, _ = for_any_batch(program, described, many)
     tell(after, "lower", program)
     plain, program = program, meanwhile(program, after)
+    if target.is_mesh:
+        check_whole(program)
     if target.is_gpu and fuses:
         plain = run_passes(FUSING, plain, _run)
         program = run_passes(FUSING, program, _run, after)

@@ -352,7 +352,7 @@ class How:
 
     @property
     def made_for(self) -> Target:
-        return read_target(self.target).known()
+        return read_target(self.target).for_networks()
 
     def folder(self, answer: Answer, tensors: Mapping[str, Tensor]) -> Path:
         """Where the package is kept."""
@@ -360,7 +360,7 @@ class How:
         key = (answer.text, tuple(self.axes.items()), self.algorithm, self.statistics, self.reduce_dtype, self.autocast)
         key = (*key, *([repr(chosen)] if chosen else []), *self.recompute, *([self.stored] if self.stored else []))
         target = self.made_for
-        key = (*key, *([str(target), remembered(target).identity] if target.is_gpu else []))
+        key = (*key, *([str(target), remembered(target).identity] if target.is_gpu else []), *["mesh"] * target.is_mesh)
         return cached(answer.name, key_of(key, tensors))
 
     def compiled(self, answer: Answer) -> dict[str, bytes]:
@@ -370,7 +370,7 @@ class How:
         said += f", reduce_dtype={self.reduce_dtype!r}" * bool(self.reduce_dtype)
         said += f", autocast={self.autocast!r}" * bool(self.autocast)
         said += f", recompute={[*self.recompute]}" * bool(self.recompute)
-        said += f", target={self.target!r}" * self.made_for.is_gpu
+        said += f", target={self.target!r}" * self.made_for.has_programs
         said += f", dtype={self.dtype!r}" * bool(self.dtype)
         stored = tuple(zip(answer.inputs, self.stored, strict=True)) if self.stored else ()
         compiled = compile_network(

@@ -36,6 +36,7 @@ from convgen.operations.fourier import Fourier
 from convgen.operations.fused import Fused
 from convgen.operations.indexing import Embedding, GridSample, IndexRows
 from convgen.operations.linear_maps import Adjoint
+from convgen.operations.local_response import LocalResponseNorm
 from convgen.operations.losses import CrossEntropy, SquaredError
 from convgen.operations.max_pooling import AdaptiveMaxPool, AdaptiveMaxPoolGradient, MaxPool
 from convgen.operations.moments import Deviation, Moments, MomentsGradient, Normalise
@@ -585,11 +586,18 @@ def fused(draw: Random) -> Case:
             return filled(draw, operation, normal)
 
 
+def local_response_norm(draw: Random) -> Case:
+    shape = (draw.randint(1, 5), draw.randint(1, 9), *(draw.randint(1, 4) for _ in range(draw.randint(1, 2))))
+    operation = LocalResponseNorm(shape, draw.randint(1, 6), draw.uniform(0.1, 2.0), draw.choice([0.5, 0.75, 1.0]), 1.5)
+    return operation, [normal(draw, shape)]
+
+
 CASES: Mapping[str, Callable[[Random], Case]] = {
     "convolution": convolution,
     "bias of a convolution": bias_of_a_convolution,
     "transposed convolution": a_transposed_convolution,
     "max pool": max_pool,
+    "local response norm": local_response_norm,
     "average pool": average_pool,
     "adaptive average pool": adaptive_average_pool,
     "adaptive max pool": adaptive_max_pool,

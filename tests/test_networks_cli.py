@@ -218,7 +218,13 @@ def test_what_makes_no_sense_is_refused(files: Path) -> None:
     ):  # fmt: skip
         assert words[0] in refused(command, files, *GRID, *words)
     assert "cuda:sm_70: no kernels are made for sm_70" in refused("compile", files, *GRID, "--target", "cuda:sm_70")
-    assert "sw26010 has no families of kernels" in refused("compile", files, *GRID, "--target", "sw26010")
+    mesh = (*GRID, "--target", "sw26010")
+    assert "nothing to cast" in refused("compile", files, *mesh, "--autocast", "bfloat16")
+    assert "not bfloat16" in refused("compile", files, *mesh, "--dtype", "bfloat16")
+    assert "computed in pieces" in refused("compile", files, *mesh, "--pass", "start-halos")
+    assert "a power of two" in refused("compile", files, "--grid", "M=3,N=2", "--target", "sw26010")
+    assert "which have 4 each" in refused("compile", files, "--grid", "M=2,N=5", "--target", "sw26010")
+    assert "hint M=2" in refused("compile", files, "--grid", "N=4,M=2", "--target", "sw26010").replace("try ", "hint")
     if not torch.cuda.is_available():
         assert "torch sees no GPU here" in refused("check", files, *GRID, "--target", "cuda")
     layer = files.with_name("layer.yaml")

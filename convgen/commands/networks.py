@@ -73,7 +73,7 @@ def compile_graphs(
     """
     name = files[0]
     _refuse(name, others)
-    made_for = read_target(target or "cpu").known()
+    made_for = read_target(target or "cpu").for_networks()
     check_meanwhile(schedule, machine, passes)
     plans = [file for file in files if is_plan_file(file)]
     options = {"--grid": grid, "--algorithm": algorithm, "--statistics": statistics, "--recompute": recompute}
@@ -284,7 +284,7 @@ def compile_networks(
     elif emit == "cost":
         _echo_cost(found, as_json)
     elif emit == "kernels":
-        _echo_kernels(found, as_json)
+        echo_kernels(found, as_json)
     else:
         _write(found, folder or Path())
     tell(after, "emit", None)
@@ -316,9 +316,16 @@ def networks_of(
     return _with_measured(found, quiet=measured == "quietly") if measured else found
 
 
-def _echo_kernels(found: Sequence[CompiledFile], as_json: bool) -> None:
+def echo_kernels(found: Sequence[CompiledFile], as_json: bool) -> None:
+    """What ranks run in the place of ATen: kernels of a GPU, or the rows of a core group."""
     from convgen.explain.kernels import network_kernels_json, network_kernels_text
 
+    if found[0].compiled.target.is_mesh:
+        from convgen.sw26010.training.compiled import compiled_step, step_json, step_text
+
+        steps = [compiled_step(c.program, c.graph.modes, c.graph.batch) for c in (one.compiled for one in found)]
+        show(as_json, lambda: [step_json(step) for step in steps], lambda: "\n\n".join(map(step_text, steps)))
+        return
     show(
         as_json,
         lambda: [record for one in found for record in network_kernels_json(one.compiled)],

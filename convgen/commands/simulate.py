@@ -28,6 +28,11 @@ from convgen.files import write_file
     help="A named algorithm, or auto; by default that of the grid's letters.",
 )  # fmt: skip
 @click.option("--dtype", help="Of the network, its own by default.")
+@click.option(
+    "--target",
+    shell_complete=completion.targets,
+    help="What the program is for; sw26010 packs all gradients ([SW] 5.1).",
+)
 @reduce_dtype_option
 @autocast_option
 @click.option("--schedule", metavar="FILE", help="A network's program as compile prints it, or edited.")
@@ -45,6 +50,7 @@ from convgen.files import write_file
 def simulate_command(
     file: str,
     machine: str,
+    target: str | None,
     links: str,
     trace_file: Path | None,
     plot: Path | None,
@@ -68,14 +74,14 @@ def simulate_command(
     modelled = machine if options["schedule"] is None else None  # a text says what travels meanwhile
     of_inputs = not are_graphs([file])
     if of_inputs:
-        several = compile_one_rows([file], machine=modelled, **options)
+        several = compile_one_rows([file], target=target, machine=modelled, **options)
         if len(several) != 1:
             raise InputError(
                 f"{file} has {len(several)} layers: one is simulated at a time", hint="a file of one layer"
             )
         one = several[0]
     else:
-        (one,) = compile_graphs([file], target=None, machine=modelled, **options)
+        (one,) = compile_graphs([file], target=target, machine=modelled, **options)
     program, dtype = one.compiled.program, one.compiled.dtype
     share: Any = links
     found = simulate(program, chosen, dtype, links=share, of_inputs=of_inputs)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from convgen.commands import completion
 from convgen.commands.inputs import Finite, need
 from convgen.commands.outputs import Picture, draw, show
 from convgen.errors import InputError
@@ -111,11 +113,16 @@ def io_command(
     help="Of convolutions: the faster by the model, or explicit alone; caffe: all layers as in the public profiles.",
 )  # fmt: skip
 @click.option("--layers", is_flag=True, help="And every layer.")
+@click.option(
+    "--grid", shell_complete=completion.grids,
+    help="Of nodes and core groups, e.g. M=2,N=4: a step of the compiled network instead, row by row.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="The numbers as JSON.")
 @click.option("--plot", type=Picture(), metavar="FILE", help="Draw speedups and shares of communication up to --nodes.")
 def network_command(
-    files: tuple[str, ...], batch: str | None, nodes: int, plans: Any, layers: bool, as_json: bool, plot: Path | None
-) -> None:
+    files: tuple[str, ...], batch: str | None, nodes: int, plans: Any, layers: bool, grid: str | None, as_json: bool,
+    plot: Path | None,
+) -> None:  # fmt: skip
     """A training step of whole networks on nodes of four core groups, beside [SW] Table 3 and 6.3.
 
     NETWORK is a network file, or a graph that `convgen import` wrote.
@@ -123,11 +130,23 @@ def network_command(
     from convgen.sw26010.training.plot import scaling_page
     from convgen.sw26010.training.report import network_json, network_text
 
+    if grid is not None:
+        if batch is not None or nodes != 1 or plans != "model" or layers or plot is not None:
+            fact = "--grid says nodes, and compiles the file's own samples by the model, every layer"
+            raise InputError(fact, hint="--grid M=2,N=4 alone, or with --json")
+        _compiled_steps(files, grid, as_json)
+        return
     batches = [] if batch is None else numbers("--batch", batch, MOST_BATCH)
     networks = [_layers_of(file, batches) for file in files]
     given = networks, batches, nodes, plans
     show(as_json, lambda: network_json(*given, layers=layers), lambda: network_text(*given, layers=layers))
     draw(plot, lambda: scaling_page(*given))
+
+
+def _compiled_steps(files: Sequence[str], grid: str, as_json: bool) -> None:
+    from convgen.commands.networks import compile_graphs, echo_kernels
+
+    echo_kernels(compile_graphs(files, grid=grid, algorithm=None, dtype=None, target="sw26010"), as_json)
 
 
 @click.command("table3")

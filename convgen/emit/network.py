@@ -74,6 +74,7 @@ class NetworkInput:
     asks: tuple[tuple[str, str], ...] = ()
     tf32: Tf32 = "never"
     kernels: tuple[ConvolutionFile, ...] = ()
+    on_mesh: bool = False
 
 
 @dataclass(frozen=True)
@@ -178,6 +179,7 @@ class _Writer:
             "listed": listed,
             "outputs": {name: (slot, of) for name, slot, of in self.lowered.outputs},
             "constants": g.constants,
+            "on_mesh": g.on_mesh,
             "kernels": g.kernels,
             "held": [k for k in g.kernels if not (k.switched and k.dtype == TFLOAT32)],
         }
@@ -186,6 +188,7 @@ class _Writer:
         always |= {"Norm"} if self.norms else set()
         always |= {n for n in ("Distribution", "Side", "To") if f"{n}(" in text}
         always |= {"OfChildren"} if context["of_children"] else set()
+        always |= {"CoreGroups", "SGD"} if g.on_mesh else set()
         always |= {"KERNELS", "LocalConvolution", "LocalKernels"} if g.kernels else set()
         always |= {"ByProducts"} if any(k.switched for k in g.kernels) else set()
         always |= {"RIMS"} if any(k.rim for k in g.kernels) else set()

@@ -13,7 +13,7 @@ from itertools import groupby
 
 from convgen.emit.literals import WIDTH
 from convgen.emit.package import network, package_parts
-from convgen.emit.runtime import GPU_PARTS, Import, Runtime, Statement, imported, names_of, runtime
+from convgen.emit.runtime import OWN_PARTS, Import, Runtime, Statement, imported, names_of, runtime
 from convgen.errors import InternalError
 
 # What users may ask of any module, though its own code does not name it.
@@ -122,7 +122,7 @@ def network_runtime(names: Collection[str]) -> SharedRuntime:
 @cache
 def _network_runtime(names: frozenset[str]) -> SharedRuntime:
     made = network()
-    always = [s for s in made.statements if s.part not in (*package_parts(), *GPU_PARTS)]
+    always = [s for s in made.statements if s.part not in (*package_parts(), *OWN_PARTS)]
     used = made.needed({*names, *(n for s in always for n in (*s.names, *s.uses))})
     uses = {u for s in used for u in s.uses}
     if unknown := uses - made.defined.keys() - made.imports.keys() - KNOWN:

@@ -24,12 +24,12 @@ PARTS = (
 
 # Only networks have these.
 NETWORK_PARTS: tuple[str, ...] = (
-    "travel", "tf32", "convolved", "splits", "lanes", "copies", "pieces", "chunks", "rows", "listing", "norms",
-    "checkpoints", "local_code", "biases", "surrounded", "actions", "linked", "region", "net", "inside", "scopes",
-    "steps", "network",
+    "travel", "tf32", "convolved", "splits", "lanes", "copies", "pieces", "chunks", "rows", "nodes", "on_mesh",
+    "listing", "norms", "checkpoints", "local_code", "biases", "surrounded", "actions", "linked", "region", "net",
+    "inside", "scopes", "steps", "network",
 )  # fmt: skip
 
-GPU_PARTS = ("convolved",)  # of these, only networks with kernels
+OWN_PARTS = ("convolved", "nodes", "on_mesh")  # of these, only networks whose target has programs of its own
 
 HEAD = ('"""', "import ", "from ", "if ")  # what a part begins with, which no module gets
 

@@ -113,6 +113,10 @@ class Dropout(Operation):
         """Words below it drop."""
         return round(self.p * 2**32)
 
+    def mask(self, at: At, drawn: Any, like: Any) -> Any:
+        """Ones where x stays, of the type of `like`: what a target that draws no numbers takes."""
+        return (words(self.shape, at, drawn, self.call)[0] >= self._least).to(like.dtype)
+
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         x, drawn = operands
         return (x * (words(self.shape, at, drawn, self.call)[0] >= self._least) / (1 - self.p),)

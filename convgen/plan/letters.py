@@ -33,6 +33,8 @@ from convgen.plan.parts import Parts, Tensor
 from convgen.program.network import Program, Value
 from convgen.program.rows import PlacedRow, Stored, index_of, kept, place, serves, stored_by_name
 
+NODES = "M"  # machines, nodes: they split samples as N does, which then is of a node's ranks
+OF = {"N": "N" + NODES}
 ROLES_AT_MOST = 256  # combinations of one row that are looked at
 
 
@@ -103,9 +105,9 @@ class Rule:
     def of_input(self, tensor: Tensor, grid: Grid) -> Stored:
         stored: list[Axes] = []
         for letter, extent in zip(tensor.letters, tensor.shape, strict=True):
-            axes = [a for a in grid.names if a in self.letters and extent > 1]
+            axes = [a for a in grid.names if a in self.letters + NODES and extent > 1]
             channels = [a for a in "CF" if a in axes and a not in self.copied]
-            stored.append(tuple(channels) if letter == "C" else tuple(a for a in axes if a == letter))
+            stored.append(tuple(channels) if letter == "C" else tuple(a for a in axes if a in OF.get(letter, letter)))
         return tuple(stored)
 
 
@@ -113,15 +115,15 @@ def _rule(grid: Grid, algorithm: str | None, given: Collection[str] = ()) -> Rul
     """`given`: axes that rows name themselves, whatever these are called."""
     letters = [a for a, n in grid.axes if n > 1 and a not in given]
     for a in letters:
-        if a not in "NCFDHW":
+        if a not in "NCFDHW" + NODES:
             fact = f"axis {a} of {grid} is no letter that a network's dimensions carry"
-            raise InputError(fact, ("grid", a), hint="axes N, C, F, D, H or W")
+            raise InputError(fact, ("grid", a), hint="axes N, C, F, D, H or W; or M, whose nodes split samples, too")
     if algorithm is None:
         names = {(False, False): "spatial", (True, False): "stationary-x", (False, True): "stationary-y"}
         algorithm = names.get(("C" in letters, "F" in letters), "stationary-w")
     chosen = ALGORITHMS[algorithm]
     for a in letters:
-        if a not in chosen.letters:
+        if a not in chosen.letters + NODES:
             fact = f"algorithm {algorithm} has no axis {a}; the grid is {grid}"
             raise InputError(fact, ("grid", a), hint=f"axes of {', '.join(chosen.letters)}, or another algorithm")
     if {*chosen.x_channels} != {*chosen.y_filters}:
@@ -133,7 +135,7 @@ def _rule(grid: Grid, algorithm: str | None, given: Collection[str] = ()) -> Rul
 def _nowhere(inputs: Iterable[Stored], grid: Grid, rule: Rule) -> Axes:
     """Axes that split no input. Samples are no row's to make, and copied axes are in every product anyway."""
     carried = {a for stored in inputs for axes in stored for a in axes}
-    return tuple(a for a in grid.names if a != "N" and a in rule.letters and a not in carried | {*rule.copied})
+    return tuple(a for a in grid.names if a not in OF["N"] and a in rule.letters and a not in carried | {*rule.copied})
 
 
 @lru_cache(maxsize=4096)

@@ -25,6 +25,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "batch_norm": (),
     "relu": (),
     "dropout": (),
+    "lrn": ("size", "alpha", "beta", "k"),
     "add": (),
     "concat": (),
     "flatten": (),
@@ -47,6 +48,7 @@ class Node:
             pixel; of a pooling, as a depthwise convolution. None for the others.
         layer: a convolution as a layer on a grid of the axes that its `distribution` and `roles` name; None where it
             has none.
+        numbers: of a local response normalisation size, alpha, beta and k.
         path: where the file says it.
     """
 
@@ -56,6 +58,7 @@ class Node:
     shape: tuple[int, ...]
     conv: Conv | None = None
     layer: Layer | None = None
+    numbers: tuple[float, ...] = ()
     path: KeyPath = field(default=(), compare=False)
 
     @property

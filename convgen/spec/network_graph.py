@@ -10,6 +10,7 @@ output of its own, beside what it is of, and reads labels.
 | max_pool, avg_pool, global_avg_pool | `max_pool2d`, `avg_pool2d`, `adaptive_avg_pool2d` |
 | batch_norm | `batch_norm` and the running statistics |
 | add, concat | `add.Tensor` one after the other, `cat` |
+| lrn | `mul`, `pad`, `avg_pool3d`, `pow` and `div`, as LocalResponseNorm is exported |
 | relu, dropout, flatten, softmax_loss | `relu`, `dropout`, `view`, `cross_entropy_loss` |
 """
 
@@ -191,6 +192,8 @@ class _Writer:
                 return self.call("relu", (Ref(x),), node.shape, node.name, "ReLU")
             case "dropout":
                 return self.call("dropout", (Ref(x), 0.5, True), node.shape, node.name, "Dropout")
+            case "lrn":
+                return self._response(node, x, shape)
             case "flatten":
                 flat = (Samples(), prod(shape[1:]))
                 return self.call("view", (Ref(x), flat), node.shape[:2], node.name, "Flatten")
@@ -244,6 +247,25 @@ class _Writer:
         )
         y = self.call("linear", (Ref(x), w, bias), (conv.batch, conv.filters), node.name, "Linear")
         return self.call("view", (Ref(y), (-1, *node.shape[1:])), node.shape, "") if len(node.shape) > 2 else y
+
+    def _response(self, node: Node, x: str, shape: tuple[int, ...]) -> str:
+        """Planes of channels are rows of a volume, of which windows have their mean."""
+        size, alpha, beta, k = int(node.numbers[0]), *node.numbers[1:]
+        n, c, rest = shape[0], shape[1], shape[2:] if len(shape) == 4 else (prod(shape[2:]), 1)
+
+        def call(op: str, args: Sequence[Arg], made: Sequence[int]) -> str:
+            return self.call(op, args, made, node.name, "LocalResponseNorm")
+
+        y = call("mul.Tensor", (Ref(x), Ref(x)), shape)
+        y = call("view", (Ref(y), (Samples(), 1, c, *rest)), (n, 1, c, *rest))
+        sides = (0, 0, 0, 0, size // 2, (size - 1) // 2)
+        y = call("pad", (Ref(y), sides, "constant", None), (n, 1, c + size - 1, *rest))
+        pooled = (size, 1, 1), (1, 1, 1), (0, 0, 0), False, True, None
+        y = call("avg_pool3d", (Ref(y), *pooled), (n, 1, c, *rest))
+        y = call("view", (Ref(y), (Samples(), *shape[1:])), shape)
+        for op, args in (("mul.Tensor", (alpha,)), ("add.Tensor", (k, 1)), ("pow.Tensor_Scalar", (beta,))):
+            y = call(op, (Ref(y), *args), shape)
+        return call("div.Tensor", (Ref(x), Ref(y)), shape)
 
     def _batch_norm(self, node: Node, x: str, shape: tuple[int, ...]) -> str:
         name, channels, kind = node.name, (shape[1],), f"BatchNorm{max(len(shape) - 2, 1)}d"

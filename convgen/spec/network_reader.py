@@ -119,7 +119,7 @@ def _made(one: Written, shapes: dict[str, tuple[int, ...]]) -> Node:
         raise
     return Node(
         name=one.name, kind=one.kind, inputs=one.inputs, shape=made.shape, conv=made.conv, layer=made.layer,
-        path=one.path,
+        numbers=made.numbers, path=one.path,
     )  # fmt: skip
 
 

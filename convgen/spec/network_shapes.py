@@ -19,11 +19,12 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A node's output and, where it has one, its index space; `layer` as a node has it."""
+    """A node's output and, where it has one, its index space; `layer` and `numbers` as a node has them."""
 
     shape: Shape
     conv: Conv | None = None
     layer: Layer | None = None
+    numbers: tuple[float, ...] = ()
 
 
 def infer(kind: str, attributes: Mapping[str, Any], inputs: Mapping[str, Shape]) -> Made:
@@ -64,6 +65,8 @@ def infer(kind: str, attributes: Mapping[str, Any], inputs: Mapping[str, Shape])
         case "concat":
             _same(kind, inputs, [d for d in range(len(shape)) if d != 1])
             return Made((shape[0], sum(s[1] for s in inputs.values()), *shape[2:]))
+        case "lrn":
+            return Made(shape, numbers=tuple(_response(attributes)))
         case "softmax_loss":
             return Made(())
         case _:
@@ -116,6 +119,17 @@ def _axes(attributes: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     yield from ((name, 1) for name in names if isinstance(name, str) and name not in ("*", "none"))
     sizes = [pair for name in names if isinstance(name, dict) for pair in cast("dict[str, object]", name).items()]
     yield from ((axis, len(as_list(some) or (1,))) for axis, some in sizes)
+
+
+def _response(attributes: Mapping[str, Any]) -> Iterator[float]:
+    """size, alpha, beta and k, by default AlexNet's in Caffe."""
+    for key, usual in (("size", 5), ("alpha", 1e-4), ("beta", 0.75), ("k", 1.0)):
+        given = attributes.get(key, usual)
+        whole = isinstance(given, int) and not isinstance(given, bool)
+        if not (whole or (isinstance(given, float) and key != "size")) or not 0 < given < 2**31:
+            kind = "whole number" if key == "size" else "number"
+            raise InputError(f"{key} can't be {shown(given)}", (key,), hint=f"a {kind} above 0, e.g. {usual}")
+        yield given
 
 
 def _linear(attributes: Mapping[str, Any], shape: Shape) -> Made:

@@ -117,6 +117,10 @@ class Target:
             raise InputError(fact, ("target",), hint=", ".join(others))
         return self
 
+    def for_networks(self) -> Target:
+        """Itself, for which networks are compiled. Raises InputError: its architecture is none of those."""
+        return self if self.is_mesh else self.known()
+
     def __str__(self) -> str:
         """With its architecture, however it was written."""
         if not self.is_gpu:

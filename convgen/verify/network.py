@@ -22,6 +22,7 @@ from convgen.network_compiler import CompiledNetwork
 from convgen.packages import files_of, forget_package, kernel_modules, load_package, runtime_of
 from convgen.program.network import Program
 from convgen.spec.graph import TFLOAT32
+from convgen.verify.network_mesh import MeshAccounts, mesh_accounts, mesh_json, mesh_lines
 from convgen.verify.network_program import (
     BUFFERS,
     CHANGE,
@@ -99,10 +100,11 @@ class NetworkReport:
     uncounted: str
     tolerance_from: str
     parted: Parted | None = None
+    mesh: MeshAccounts | None = None  # of target sw26010
 
     @property
     def ok(self) -> bool:
-        return not self.uncounted and all(one.ok for one in self.compared)
+        return not self.uncounted and not (self.mesh and self.mesh.wrong) and all(one.ok for one in self.compared)
 
 
 def check_network(
@@ -169,6 +171,7 @@ def check_network(
         uncounted=_uncounted(compiled, runs, sent),
         tolerance_from=(EXACTLY if dtype == "float64" else ROUNDED)
         + f"; what sums in {program.reduce_dtype} make has 16 unit roundoffs of it" * bool(program.reduce_dtype),
+        mesh=mesh_accounts(compiled, [run.account for run in runs]),
         parted=next((_first(kind, found, program) for kind, found in parts.items() if found), None),
     )
 
@@ -198,8 +201,12 @@ def _run_virtual(path: Path, ranks: int, given: Given, timeout_s: float, interpr
     told(f"{ranks} virtual ranks run it")
     package = _loaded(path, interpret)
 
+    def begins(step: int) -> None:
+        told(f"{ranks} virtual ranks run it: step {step + 1} of {len(given.inputs)}")
+
     def program(end: VirtualTransport) -> RankRun:
-        return run_rank(package, given, package.init_mesh(package.NET.device, transport=end), end.sent)
+        mesh = package.init_mesh(package.NET.device, transport=end)
+        return run_rank(package, given, mesh, end.sent, begins if end.rank == 0 else lambda _: None)
 
     try:
         with without_tf32():
@@ -364,10 +371,12 @@ def report_text(report: NetworkReport, *, derived: bool = False) -> str:
     sent = "  ".join(f"{part} {n:,}" for part, n in report.bytes_sent.items())
     counted = "VOLUME as counted behind the seam" if not report.uncounted else f"NOT AS VOLUME: {report.uncounted}"
     lines.append(f"  bytes sent, all ranks: {sent}; {counted}")
+    lines += mesh_lines(report.mesh) if report.mesh else []
     if derived:
         lines.append(f"  tolerance: {report.tolerance_from}")
     wrong = [f"{n} in {one.kind}" for one in report.compared for n in dict.fromkeys((*one.wrong, *one.unequal))]
     others = ("what was sent is not what VOLUME says",) if report.uncounted else ()
+    others += ("events are not the closed forms'",) if report.mesh and report.mesh.wrong else ()
     said = verdict(sum(one.count for one in report.compared), wrong, report.parted, others)
     if not (wrong or others) and max((one.tolerance for one in report.compared), default=0.0) > LOOSE:
         said += f", as far as {report.dtype} tells; --dtype float64 compares to {EXACT:g}"
@@ -398,4 +407,5 @@ def report_json(report: NetworkReport) -> dict[str, Any]:
         "counted_equals_volume": not report.uncounted,
         "uncounted": report.uncounted,
         "tolerance_from": report.tolerance_from,
+        **({"mesh": mesh_json(report.mesh)} if report.mesh else {}),
     }

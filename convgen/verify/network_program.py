@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -64,10 +65,12 @@ class RankRun:
 
     Attributes:
         sent: by part of a step, (collective, bytes, lane) in order.
+        account: of an SW26010's core group, what it did in the second step.
     """
 
     results: Results
     sent: dict[str, list[tuple[str, int, str]]] = field(default_factory=dict[str, "list[tuple[str, int, str]]"])
+    account: Any = None
 
 
 def given_of(graph: Graph, tensors: Mapping[str, Tensor], seed: int = 0, autocast: str = "") -> Given:
@@ -188,15 +191,20 @@ def _backward(outputs: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) ->
 # ---- A rank ----
 
 
-def run_rank(package: Any, given: Given, mesh: Any, sent: list[Any]) -> RankRun:
+def run_rank(
+    package: Any, given: Given, mesh: Any, sent: list[Any], told: Callable[[int], None] = lambda _: None
+) -> RankRun:
     """Training and evaluation of one rank through the package's public interface.
 
     Args:
         sent: what its transport counts, as it grows.
+        told: is called with the number of each step when it begins.
     """
     net, local = package.NET, runtime_of(package).local
     here, graph = net.here(mesh), given.graph
     held: dict[str, list[tuple[str, int, str]]] = {}
+    account: Any = net.programs and net.programs.report(net, mesh)
+    did: Any = None
     found: Results = {kind: {} for kind in KINDS}
     model = package.Network(mesh)
     model.load_full({n: t for n, t in given.state.items() if n in net.state})
@@ -210,11 +218,16 @@ def run_rank(package: Any, given: Given, mesh: Any, sent: list[Any]) -> RankRun:
 
     learnt = [p for p in parameters.values() if p.requires_grad]
     optimizer: Any = torch.optim.SGD(learnt, RATE, MOMENTUM) if learnt else None
+    if optimizer is not None and account is not None:
+        optimizer = package.SGD(model, RATE, MOMENTUM)
     for k, whole in enumerate(given.inputs):
+        told(k)
         inputs = {n: package.scatter(n, x, mesh) for n, x in whole.items()}
         for x in inputs.values():
             x.requires_grad_(k == 0 and x.is_floating_point())
         model.zero_grad()
+        if account is not None:
+            account.clear()
         start = len(sent)
         with given.cast(net.device):
             outputs = by_name(graph, model(*inputs.values()))
@@ -235,6 +248,8 @@ def run_rank(package: Any, given: Given, mesh: Any, sent: list[Any]) -> RankRun:
                 put(BUFFERS, n, local(model.get_buffer(n)))
         if given.trains and optimizer is not None:
             optimizer.step()
+        if account is not None and k < 2:
+            did = deepcopy(account)
     if given.trains:
         for n, p in parameters.items():
             if p.requires_grad:
@@ -247,7 +262,7 @@ def run_rank(package: Any, given: Given, mesh: Any, sent: list[Any]) -> RankRun:
             outputs = model(*(package.scatter(n, x, mesh) for n, x in given.inputs[0].items()))
         for n, y in by_name(graph, outputs).items():
             put(EVALUATED, n, y)
-    return RankRun(found, held)
+    return RankRun(found, held, did)
 
 
 def by_name(graph: Graph, made: Any) -> dict[str, Tensor]:

@@ -9,8 +9,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing import connection
@@ -186,6 +186,16 @@ def count_calls(module: ModuleType, sent: list[Sent]) -> None:
             self.inside = True
             try:
                 return run(tensor, splits, group)
+            finally:
+                self.inside = False
+
+        @contextmanager
+        def as_one(self, kind: str, tensor: Tensor, splits: Any, group: Any, lane: str) -> Generator[None]:
+            """Messages inside are parts of one collective, which is counted."""
+            sent.append(count(kind, tensor, splits, group.ranks, self.rank, lane))
+            self.inside = True
+            try:
+                yield
             finally:
                 self.inside = False
 

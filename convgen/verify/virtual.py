@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -194,7 +195,7 @@ class VirtualTransport:
     def __init__(self, world: World, rank: int) -> None:
         self.rank, self.size = rank, world.ranks
         self.sent: list[Sent] = []
-        self._world = world
+        self._world, self._inside = world, False
         self._numbers: dict[tuple[tuple[int, ...], str], int] = {}
 
     def start(self, kind: str, tensor: Tensor, splits: Any, group: Group, lane: str) -> Flight:
@@ -206,7 +207,7 @@ class VirtualTransport:
     def _hand_in(self, kind: str, tensor: Tensor, splits: tuple[Splits, ...], group: Group, lane: str = "") -> Key:
         if tensor.dim() != 1 or (tensor.numel() != sum(splits[0]) and kind != "all_gather"):
             raise Mismatch(f"rank {self.rank}: {kind} of {tuple(tensor.shape)} with splits {splits[0]}")
-        if not is_identity(tensor):
+        if not is_identity(tensor) and not self._inside:
             both = kind in ("all_to_all", "exchange")
             self.sent.append(count(kind, tensor, splits if both else splits[0], group.ranks, self.rank, lane))
         number = self._numbers.get((group.ranks, lane), 0)
@@ -214,6 +215,16 @@ class VirtualTransport:
         key = (group.ranks, lane, number)
         self._world.come(self.rank, key, kind, tensor, splits)
         return key
+
+    @contextmanager
+    def as_one(self, kind: str, tensor: Tensor, splits: Splits, group: Group, lane: str) -> Generator[None]:
+        """Messages inside are parts of one collective, which is counted."""
+        self.sent.append(count(kind, tensor, splits, group.ranks, self.rank, lane))
+        self._inside = True
+        try:
+            yield
+        finally:
+            self._inside = False
 
     def _now(self, kind: str, tensor: Tensor, splits: Any, group: Group) -> Tensor:
         return self.start(kind, tensor, splits, group, "").wait()

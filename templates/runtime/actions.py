@@ -53,12 +53,16 @@ class Actions:
         for label, row in steps.rows.items():
             stand = self.stands[label] = row.stand(ctx, label)
             self.stands |= {one.label: one for one in stand.derived.values()}
+        self.programs = ctx.net.programs
+        if self.programs is not None:
+            self.stands = {label: self.programs.stand(stand, place) for label, stand in self.stands.items()}
         self.moves: dict[tuple[str, str], tuple[Stand, Move]] = {
             (side, m.step): (s, m) for s in self.stands.values() for side, m in s.moves()
         }
         norms = [NormHere(n, self.stands, place, trains(n.module)) for n in steps.norms]
+        norms = norms if self.programs is None else []  # their steps are as their rows say
         self.joints = {n.norm.moments: n for n in norms if n.is_joint}
-        at_once = norms_at_once(steps, self.stands, place)
+        at_once = norms_at_once(steps, self.stands, place) if self.programs is None else {}
         self.of_norms = {key: step for n in norms for key, step in n.steps().items()} | at_once
         self.in_place = {key for n in norms for key in n.in_place()}  # of these, what renews buffers itself
         self.keep = {key for n in norms for key in (n.norm.coefficients, n.norm.centred)}
@@ -102,6 +106,8 @@ class Actions:
             return _one(found) if line.key in self.keep and len(line.makes) == 1 else found
         if line.kind == "forward" and line.key in self.biases:
             return self._with_bias(line, wants)
+        if self.programs is not None and line.kind == "add":
+            return self.programs.adds(line.key, self.place)
         if over:
             return _add_over if line.kind == "add" else self._forward(line, wants, needed, read, over=True)
         kind = "move" if line.kind in CHAINS else "send" if line.kind.startswith("send_") else line.kind

@@ -54,6 +54,7 @@ class Net(Plain):
         state: parameters and buffers: the same, the dtype, how torch fills them, and whether it is a parameter.
         mixes: whether values are of several types of floats.
         tf32: when float32 is multiplied as TF32: never, where torch's switches say so (switches), or always.
+        programs: what local code is in the place of ATen's calls.
     """
 
     steps: Any
@@ -73,12 +74,13 @@ class Net(Plain):
         state: Mapping[str, tuple[Sequence[Size], Distribution, str, str, bool]],
         mixes: bool = False,
         tf32: str = "never",
+        programs: Any = None,
     ) -> None:
         self.name, self.file, self.sizes, self.batch = name, file, grid, batch
         self.grid = ranks_of(grid)
         self.dtype, self.device, self.sums, self.state = dtype, device, sums, state
         self.values = {**values, **{n: (shape, there) for n, (shape, there, *_) in state.items()}}
-        self.mixes, self.tf32 = mixes, tf32
+        self.mixes, self.tf32, self.programs = mixes, tf32, programs
         self.types: dict[str, torch.dtype] = {n: getattr(torch, kind) for n, (_, _, kind, *_) in state.items()}
         folder = Path(file).parent
         files = [path for ending in ("*.py", "*.pt") for path in sorted(folder.glob(ending))]
@@ -132,7 +134,7 @@ class Net(Plain):
         of, key = self._last
         if of() is not mesh or key not in places:
             self._last = of, key = weakref.ref(mesh), place_key(self, mesh)  # type: ignore[arg-type]
-        return places[key]
+        return places[key] if self.programs is None else self.programs.place(places[key], self.grid)
 
     def here(self, mesh: DeviceMesh) -> RowHere:
         return RowHere(self, self.place(mesh), 0)  # type: ignore[arg-type]

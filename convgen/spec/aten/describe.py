@@ -19,7 +19,7 @@ from convgen.spec.operators import impurity
 
 # Each registers its own; samples.py describes graphs by these.
 for _file in iter_modules(aten.__path__):
-    if _file.name not in ("describe", "samples"):
+    if _file.name not in ("describe", "samples", "responses"):
         import_module(f"{aten.__name__}.{_file.name}")
 
 

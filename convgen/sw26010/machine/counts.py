@@ -16,7 +16,8 @@ class Counts:
     is a multiply-add of 4 lanes (8 flops); `convert` a conversion of 4 lanes between float and double; `shuffle`
     an instruction of a 4x4 transposition; `functions` an element of which a quotient, a root, a power, an
     exponential or a logarithm is taken. `get`, `put`: bytes by block size in bytes (a block is what lies together in
-    memory). `cycles`: of one CPE, by instruction, waiting not counted.
+    memory). `cycles`: of one CPE, by instruction, waiting not counted. `loops`, `loop_bytes`: of the management core
+    over tensors in memory. `handshakes`: with core groups of the node; `sends`, `sent_bytes`: messages to other nodes.
     """
 
     putr: int = 0
@@ -34,6 +35,11 @@ class Counts:
     get: dict[int, int] = field(default_factory=dict[int, int])
     put: dict[int, int] = field(default_factory=dict[int, int])
     cycles: int = 0
+    loops: int = 0
+    loop_bytes: int = 0
+    handshakes: int = 0
+    sends: int = 0
+    sent_bytes: int = 0
 
     @property
     def messages(self) -> int:

@@ -65,5 +65,13 @@ class UndrainedFifo(MeshFault):
         super().__init__(f"messages sent but never received: {named}{more}")
 
 
+class HandshakeFault(MeshFault):
+    """Core groups of a node that wait for each other are at different synchronisations."""
+
+    def __init__(self, own: int, others: list[int]) -> None:
+        said = f"a core group is at synchronisation {own} of its node, others at {', '.join(map(str, others))}"
+        super().__init__(f"{said}: a handshake is missing")
+
+
 def _cpes(peers: tuple[tuple[int, int], ...]) -> str:
     return "any of " * (len(peers) > 1) + " ".join(f"({i},{j})" for i, j in peers)

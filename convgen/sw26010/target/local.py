@@ -28,7 +28,7 @@ __all__ = ["Axis", "LocalProblem", "Processor"]
 Array = NDArray[Any]
 Choosing = Literal["model", "trial"]
 # Ranks that are threads of one process would take the interpreter from each other at every array operation.
-_one_at_a_time = threading.Lock()
+one_at_a_time = threading.RLock()
 
 
 class Processor:
@@ -61,7 +61,7 @@ class Processor:
         plan = plan_rank(problem, self.core_groups)
         if problem.phase == "backward_filter":
             first, second = second, first  # as the plans have them
-        with _one_at_a_time:
+        with one_at_a_time:
             if isinstance(plan, VolumePlan):
                 result, chosen, said = self._volume(plan, first, second, level)
             else:

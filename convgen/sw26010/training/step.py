@@ -156,7 +156,7 @@ def step_of(layers: Layers, batch: int, nodes: int, *, plans: Plans = "model", s
         sum_s=summed,
         reduce_s=all_reduce_time(nodes_network(nodes), "round-robin", 4 * elements).all_reduce_s,
         update_s=update,
-        read_s=_read_seconds(batch, nodes, seed),
+        read_s=read_seconds(batch, nodes, seed),
     )
 
 
@@ -169,7 +169,8 @@ def nodes_network(nodes: int, latency_s: float | None = None) -> Network:
 
 
 @cache
-def _read_seconds(batch: int, nodes: int, seed: int) -> float:
+def read_seconds(batch: int, nodes: int, seed: int) -> float:
+    """Of the last of so many nodes that read a mini-batch each at once ([SW] 5.2)."""
     size, file_bytes = batch * IMAGE_BYTES, IMAGENET_IMAGES * IMAGE_BYTES
     starts = drawn_starts(nodes, size, file_bytes, IMAGE_BYTES, seed)
     return read_together(Striping(32, 256 * MIB), Disks(), starts, size).last_s
