@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -246,3 +247,24 @@ def test_run_conv_refuses_other_shapes() -> None:
     plan = explicit_plan(ConvProblem.square(1, 2, 3, 3, 2), "forward", TAKEN)
     with pytest.raises(InputError, match="the plan has"):
         run_conv(plan, np.zeros((1, 2, 3, 4)), np.zeros((2, 2, 3, 3)))
+
+
+def test_causes_add_up_and_images_are_whole_numbers() -> None:
+    lines = call("conv", 128, 64, 224, 224, 64, "--causes").splitlines()
+    forward = next(line for line in lines if line.startswith("forward") and "explicit" in line)
+    seconds, *causes = re.findall(r"\d+\.\d+", forward)
+    assert "im2col" in forward and sum(map(float, causes)) == pytest.approx(float(seconds), abs=1e-3)
+    assert "events equal the closed form" in call("conv", 3, 2, 5, 5, 4, "--images", "1,3", "--run")
+    for wrong in ("0", "4", "1,", "x"):
+        done = CliRunner().invoke(cli, ["sw26010", "conv", "3", "2", "5", "5", "4", "--images", wrong])
+        assert done.exit_code and "whole numbers from 1 to 3" in str(done.exception or done.output)
+
+
+def test_operations_of_training_are_printed_and_run() -> None:
+    lines = call("operations", 3, 7, 5, 4).splitlines()
+    names = [line.split()[0] for line in lines[1:-1]]
+    assert len(names) == len(set(names)) == 20 and lines[-1] == "run: events equal the closed forms"
+    for name in names:
+        assert "def program(cpe, " in call("operations", 3, 7, 5, 4, "--emit", name)
+    refused = CliRunner().invoke(cli, ["sw26010", "operations", "3", "7", "5", "4", "--emit", "x"])
+    assert refused.exit_code and "no operation is named x" in str(refused.exception or refused.output)

@@ -10,11 +10,15 @@ import jinja2.meta
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from convgen.errors import InputError
 from convgen.program.nodes import PHASES, Phase
 from convgen.resources import data_file
-from convgen.sw26010.conv.cost import choose_plan
+from convgen.sw26010.conv.batch_report import blocked, blocked_run, blocked_text
+from convgen.sw26010.conv.check import reference
+from convgen.sw26010.conv.cost import choose_plan, explicit_plan
 from convgen.sw26010.conv.counts import conv_counts
 from convgen.sw26010.conv.explicit_plan import ExplicitPlan, col2im_counts, gemm_of, im2col_counts
 from convgen.sw26010.conv.implicit_plan import ImplicitPlan, implicit_counts, implicit_plan
@@ -24,6 +28,7 @@ from convgen.sw26010.conv.programs import columns_context, columns_program, impl
 from convgen.sw26010.conv.run import operand_shapes, run_conv
 from convgen.sw26010.conv.trial import choose_by_running
 from convgen.sw26010.gemm.cost import search_blocks
+from convgen.sw26010.gemm.triton import triton_gemm
 from convgen.sw26010.machine.emulator import MessageMesh
 from convgen.sw26010.machine.memory import Dram
 from convgen.sw26010.machine.mesh import VectorMesh
@@ -283,3 +288,40 @@ def test_pooling_backward_refuses_other_tensors() -> None:
         run_pooling_backward(pooling, np.zeros((1, 1, 2, 2)))
     with pytest.raises(InputError, match=r"dY is \[1, 1, 4, 4\]"):
         run_pooling_backward(pooling, np.zeros((1, 1, 4, 4)), np.zeros((1, 1, 4, 4)))
+
+
+@settings(max_examples=15)
+@given(st.integers(1, 7), st.integers(1, 7), st.sampled_from(["fast", "exact", "messages"]), st.booleans())
+def test_dw_of_several_images_is_summed_in_ldm(n: int, images: int, level: Any, whole: bool) -> None:
+    images = min(n, images)
+    axis = Axis(5, 5, 1) if whole else Axis(5, 4, 2, 1, 0)  # the columns of the first are x itself
+    problem = ConvProblem(n, 3, 4, axis, axis)
+    plan = explicit_plan(problem, "backward_filter", taken_rates(), "float64", images)
+    assert sum(gemm.images * times for gemm, times in plan.products) == n
+    rng = np.random.default_rng(n)
+    x, dy = (rng.standard_normal(shape) for shape in operand_shapes(problem, "backward_filter"))
+    run = run_conv(plan, x, dy, level=level)  # its events are the closed form's
+    assert np.abs(run.result - reference(problem, "backward_filter", x, dy)).max() < 1e-12
+    once = conv_counts(explicit_plan(problem, "backward_filter", taken_rates(), "float64"))
+    moved = run.counts.put_bytes - n * plan.move_counts.put_bytes
+    assert moved * n == (once.put_bytes - n * plan.move_counts.put_bytes) * len(range(0, n, images))
+
+
+def test_several_images_are_of_a_sum_alone() -> None:
+    problem = ConvProblem.square(4, 3, 5, 5, 4)
+    for phase, images in (("forward", 2), ("backward_data", 2), ("backward_filter", 5), ("backward_filter", 0)):
+        with pytest.raises(InputError, match=r"images by products of|nothing to multiply"):
+            explicit_plan(problem, phase, taken_rates(), images=images)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="has no Triton kernel"):
+        triton_gemm(explicit_plan(problem, "backward_filter", taken_rates(), images=2).gemm)
+
+
+def test_more_images_a_product_pay_where_dw_is_large_and_planes_small() -> None:
+    small, large = ConvProblem.square(32, 512, 14, 14, 512), ConvProblem.square(32, 256, 56, 56, 256)
+    seconds = {(p, phase, images): blocked(p, phase, images).seconds
+               for p in (small, large) for phase in PHASES for images in (1, 32)}  # fmt: skip
+    assert seconds[small, "backward_filter", 1] > 1.3 * seconds[small, "backward_filter", 32]
+    assert 1.0 < seconds[large, "backward_filter", 1] / seconds[large, "backward_filter", 32] < 1.1
+    assert seconds[large, "forward", 1] < seconds[large, "forward", 32]
+    text, right = blocked_run(ConvProblem.square(3, 2, 5, 5, 4), 2)
+    assert right and "events equal" in text and blocked_text(small, [1, 8]).count("backward_filter") == 2

@@ -27,8 +27,11 @@ from convgen.sw26010.conv.cost import choose_plan
 from convgen.sw26010.conv.problem import ConvProblem
 from convgen.sw26010.machine.rates import load_rates, taken_rates
 from convgen.sw26010.operations.batch_norm import Norm
+from convgen.sw26010.operations.inner_product import InnerProduct
+from convgen.sw26010.operations.stream import Stream
 from convgen.sw26010.training.layers import ConvLayer, ConvTask, DenseLayer, FanLayer, Layers, NormLayer, blobs
 from convgen.sw26010.training.of_graph import layers_of_graph, layers_of_network
+from convgen.sw26010.training.processors import table3_rows, task_work
 from convgen.sw26010.training.published import beyond_one_node_s, read_scaling, read_table3
 from convgen.sw26010.training.report import TREE_LATENCY_S, network_rows, network_text, tree_s
 from convgen.sw26010.training.step import layer_times, nodes_network, step_of, task_seconds
@@ -200,6 +203,31 @@ def test_table_3() -> None:
     # Those two, as the public code ran them when it was profiled; and AlexNet is no such run.
     assert all(0.8 < profiled[name] < 1.2 for name in ("vgg16", "vgg19", "resnet50", "googlenet"))
     assert profiled["alexnet_bn"] < 0.6
+
+
+def test_table_3_by_data_sheets() -> None:
+    rows = table3_rows([network("alexnet_bn"), network("vgg16")])
+    assert [(r["network"], r["processor"]) for r in rows[:4]] == [
+        ("alexnet_bn", "CPU"), ("alexnet_bn", "K40m"), ("alexnet_bn", "SW26010"), ("vgg16", "CPU"),
+    ]  # fmt: skip
+    assert all(0.0 < r["share_of_bound"] < 1.0 and 0.0 < r["memory_share"] < 1.0 for r in rows)
+    # VGG-16's convolutions are 30.7 Gflop an image forward, the first has no dx, and inner products 0.247.
+    cpu = next(r for r in rows if (r["network"], r["processor"]) == ("vgg16", "CPU"))
+    arithmetic = 3 * (30.69e9 + 0.247e9) - 0.173e9
+    assert cpu["bound_images_per_s"] == pytest.approx(1.28e12 / arithmetic * (1 - cpu["memory_share"]), rel=0.01)
+    assert cpu["paper_images_per_s"] == 1.06
+    tiny = replace(network("alexnet_bn"), name="tiny")
+    with pytest.raises(InputError, match="Table 3 has no tiny"):
+        table3_rows([tiny])
+    said = CliRunner().invoke(cli, ["sw26010", "table3", str(file_of("alexnet_bn"))], catch_exceptions=False).output
+    assert "modelled, not measured" in said and "94.17" in said
+
+
+def test_a_task_s_work() -> None:
+    problem = ConvProblem.square(2, 3, 5, 5, 4)
+    assert task_work(ConvTask(problem, "forward", 2)) == (2 * 2 * 2 * 25 * 4 * 27, 2 * 4 * (150 + 108 + 200))
+    assert task_work(InnerProduct(2, 3, 4)) == (48, 4 * (6 + 12 + 8))
+    assert task_work(Stream("add", 10)) == (0, 120)
 
 
 def test_shares_of_6_3() -> None:

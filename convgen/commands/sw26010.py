@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import click
 
-from convgen.commands.sw26010_kernels import conv_command, gemm_command, pool_command, transform_command
+from convgen.commands.sw26010_kernels import (
+    conv_command,
+    gemm_command,
+    operations_command,
+    pool_command,
+    transform_command,
+)
 from convgen.commands.sw26010_paper import dma_command, latency_command, table2_command
 from convgen.commands.sw26010_scale import (
     allreduce_command,
@@ -12,6 +18,7 @@ from convgen.commands.sw26010_scale import (
     network_command,
     packing_command,
     profile_command,
+    table3_command,
 )
 
 
@@ -21,8 +28,7 @@ def sw26010() -> None:
 
 
 for command in (
-    gemm_command, conv_command, transform_command, pool_command, dma_command, table2_command, latency_command,
-    allreduce_command, io_command, packing_command, network_command,
-    profile_command,
+    gemm_command, conv_command, transform_command, pool_command, operations_command, dma_command, table2_command,
+    latency_command, allreduce_command, io_command, packing_command, network_command, profile_command, table3_command,
 ):  # fmt: skip
     sw26010.add_command(command)

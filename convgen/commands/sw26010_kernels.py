@@ -156,16 +156,20 @@ def _gemm(plan: Any, level: Any, run: bool, as_json: bool, plot: Path | None, bo
     "--level", type=click.Choice(["fast", "exact", "messages"]), default="fast", show_default=True,
     help="Of --run: the mesh at once, the same in the order of the messages, or message by message.",
 )  # fmt: skip
+@click.option(
+    "--images", metavar="B,B,...", help="The explicit plan with so many images a product ([SW] 4.2.1); with --run, dw."
+)
+@click.option("--causes", is_flag=True, help="Seconds of every plan by what they are counted for.")
 @click.option("--json", "as_json", is_flag=True, help="All events of both plans as JSON.")
 def conv_command(
     n: int, c: int, h: int, w: int, f: int, kernel: str, stride: str, padding: str, dilation: str, groups: int,
-    dtype: Any, emit: Any, kind: str, run: bool, level: Any, as_json: bool,
+    dtype: Any, emit: Any, kind: str, run: bool, level: Any, images: str | None, causes: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Plans of a convolution's phases on one core group: which is possible, its events, which is faster."""
     from convgen.program.nodes import PHASES, Phase
     from convgen.sw26010.conv.check import check_conv, checked_text
     from convgen.sw26010.conv.cost import Choice, choose_plan
-    from convgen.sw26010.conv.report import conv_json, conv_text
+    from convgen.sw26010.conv.report import causes_text, conv_json, conv_text
     from convgen.sw26010.machine.rates import load_rates, taken_rates
 
     options = (("kernel", kernel, 1), ("stride", stride, 1), ("padding", padding, 0), ("dilation", dilation, 1))
@@ -173,8 +177,14 @@ def conv_command(
     if emit is not None:
         _emit_conv(problem, emit, kind, dtype)
         return
+    if images is not None:
+        _images(problem, images, run)
+        return
     rates, fitted = taken_rates(), load_rates().fitted()
     choices: dict[Phase, Choice] = {p: choose_plan(problem, p, rates, fitted, dtype) for p in PHASES}
+    if causes:
+        click.echo(causes_text(problem, choices, groups))
+        return
     report = conv_json if as_json else conv_text
     found = report(problem, choices, groups)
     if run:
@@ -195,6 +205,23 @@ def conv_command(
             raise SystemExit(1)
         return
     click.echo(json.dumps(found, indent=1) if as_json else found)
+
+
+def _images(problem: Any, given: str, run: bool) -> None:
+    """Raises InputError: no numbers of images."""
+    from convgen.sw26010.conv.batch_report import blocked_run, blocked_text
+
+    parts = given.split(",")
+    if not all(part.isdecimal() and len(part) < 6 and 1 <= int(part) <= problem.n for part in parts):
+        hint = f"--images 1,{problem.n}"
+        raise InputError(f"--images {given}: whole numbers from 1 to {problem.n}, which is N", hint=hint)
+    sizes = [int(part) for part in parts]
+    click.echo(blocked_text(problem, sizes))
+    if run:
+        text, right = blocked_run(problem, max(sizes))
+        click.echo(text)
+        if not right:
+            raise SystemExit(1)
 
 
 def _pair(name: str, text: str, least: int) -> tuple[int, int]:
@@ -269,6 +296,22 @@ def transform_command(
     click.echo(text)
     if not right:
         raise SystemExit(1)
+
+
+@click.command("operations")
+@extents("n", "c", "h", "w")
+@click.option("--dtype", type=click.Choice(["float64", "float32"]), default="float32", show_default=True)
+@click.option("--emit", metavar="OPERATION", help="Print the program of one CPE.")
+def operations_command(n: int, c: int, h: int, w: int, dtype: Any, emit: str | None) -> None:
+    """Operations of a training step between convolutions, emulated on random numbers: their events and seconds."""
+    from convgen.sw26010.operations.report import operation_program, operations_of, operations_text
+
+    operations = operations_of(n, c, h * w, dtype)
+    if emit is not None:
+        click.echo(operation_program(operations, emit), nl=False)
+        return
+    check_memory(6 * 8 * n * c * h * w, "emulating them", "fewer samples")
+    click.echo(operations_text(operations))
 
 
 @click.command("pool")

@@ -149,6 +149,20 @@ def _compiled_steps(files: Sequence[str], grid: str, as_json: bool) -> None:
     echo_kernels(compile_graphs(files, grid=grid, algorithm=None, dtype=None, target="sw26010"), as_json)
 
 
+@click.command("table3")
+@click.argument("files", nargs=-1, required=True, metavar="NETWORK...")
+@click.option("--json", "as_json", is_flag=True, help="The numbers as JSON.")
+def table3_command(files: tuple[str, ...], as_json: bool) -> None:
+    """[SW] Table 3: what the data sheets of its three processors allow, beside its numbers.
+
+    NETWORK is a network file of alexnet_bn, vgg16, vgg19, resnet50 or googlenet.
+    """
+    from convgen.sw26010.training.processors import table3_rows, table3_text
+
+    networks = [_layers_of(file, []) for file in files]
+    show(as_json, lambda: {"rows": table3_rows(networks)}, lambda: table3_text(networks))
+
+
 @click.command("profile")
 @click.argument("files", nargs=-1, required=True, metavar="NETWORK...")
 @click.option("--convolutions", is_flag=True, help="And every shape of convolution.")

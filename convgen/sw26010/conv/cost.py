@@ -19,7 +19,7 @@ are not multiplied by that library is an inference: they fit better without.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from convgen.errors import InputError, Note
@@ -53,9 +53,18 @@ class Terms:
         return self.fixed_s + sum(count * constants[name] for name, count in self.counts)
 
 
-def explicit_plan(problem: ConvProblem, phase: Phase, rates: Rates, dtype: Dtype = "float32") -> ExplicitPlan:
-    """The explicit plan with searched blocks."""
-    return ExplicitPlan(problem=problem, phase=phase, gemm=search_blocks(gemm_of(problem, phase, dtype), rates))
+def explicit_plan(
+    problem: ConvProblem, phase: Phase, rates: Rates, dtype: Dtype = "float32", images: int = 1
+) -> ExplicitPlan:
+    """The explicit plan with searched blocks.
+
+    Args:
+        images: whose dw is summed in LDM; one, as the public code has it, of other phases than backward-filter.
+    Raises:
+        InputError: as of ExplicitPlan.
+    """
+    smallest = replace(gemm_of(problem, phase, dtype), images=images)
+    return ExplicitPlan(problem=problem, phase=phase, gemm=search_blocks(smallest, rates))
 
 
 @cache
@@ -84,7 +93,8 @@ def _implicit_terms(plan: ImplicitPlan, rates: Rates) -> Terms:
 def _explicit_terms(plan: ExplicitPlan, rates: Rates, *, library: bool) -> Terms:
     problem, gemm = plan.problem, plan.gemm
     pixels, columns = problem.h_out * problem.w_out, problem.taps * problem.c
-    fixed = [("product", problem.n * gemm_seconds(gemm, rates))]
+    fixed = [("product", sum(times * gemm_seconds(one, rates) for one, times in plan.products))]
+    calls = sum(times for _, times in plan.products)
     if plan.phase != "backward_filter":
         repacked_bytes = problem.n * gemm.itemsize * columns * problem.f
         fixed.append(("repacked weights", repacked_bytes / rates.group.copy_bytes_per_s))
@@ -101,7 +111,7 @@ def _explicit_terms(plan: ExplicitPlan, rates: Rates, *, library: bool) -> Terms
         counts.append(("im2col_operation_s", operations))
     outside = max(0.0, 1 - rates.group.ldm_bytes / (2 * gemm.itemsize * pixels))
     if outside or library:
-        fixed.append(("library", problem.n * library_seconds(gemm, rates)))
+        fixed.append(("library", calls * library_seconds(gemm, rates)))
     if outside:
         m, n, k = (round_up(e, to) for e, to in zip((gemm.m, gemm.n, gemm.k), LIBRARY_MULTIPLES, strict=True))
         copied_bytes = 2 * gemm.itemsize * (m * n + n * k + k * m)  # read and written

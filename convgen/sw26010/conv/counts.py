@@ -13,6 +13,7 @@ def conv_counts(plan: Plan) -> Counts:
     if isinstance(plan, ImplicitPlan):
         return implicit_counts(plan)
     counts = Counts()
-    counts.add(gemm_counts(plan.gemm), plan.problem.n)
+    for gemm, times in plan.products:
+        counts.add(gemm_counts(gemm), times)
     counts.add(plan.move_counts, plan.problem.n)
     return counts

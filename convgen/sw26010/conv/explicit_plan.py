@@ -1,4 +1,4 @@
-"""Explicit GEMM convolution: per image im2col or col2im, and one GEMM.
+"""Explicit GEMM convolution: per image im2col or col2im, and a GEMM, of an image or of several.
 
 | phase | GEMM: m, n, k | A | B | C |
 |---|---|---|---|---|
@@ -6,13 +6,15 @@
 | backward_filter | K K C, F, HW_out | columns of x, turned round in LDM | dy | dw, added to |
 | backward_data | HW_out, K K C, F | dy | w, turned round in LDM | columns of dx |
 
+dw may be the sum of several images in LDM, read and written once for them ([SW] 4.2.1: "B is also introduced for
+blocking"); y and dx of different images have nothing in common but w, which the next blocks hide.
 Source: [SW] 4.2.1, Figure 4: a CPE gets a row, pads it, and puts K x K lines. Where the columns are x itself, nothing
 is moved, as in Caffe and in the public code.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from convgen.errors import InputError, Note
@@ -21,16 +23,18 @@ from convgen.sw26010.conv.problem import Axis, ConvProblem, meeting
 from convgen.sw26010.gemm.plan import Dtype, GemmPlan
 from convgen.sw26010.machine.core_group import CPES, LANES, MESH, SLOT_BYTES, SW26010
 from convgen.sw26010.machine.counts import Counts
+from convgen.sw26010.machine.kernel_cycles import pieces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplicitPlan:
-    """A phase of a convolution by explicit GEMM, image by image.
+    """A phase of a convolution by explicit GEMM, image by image, or `gemm.images` at a time.
 
-    In float32 the explicit dw is rounded after every image, which adds to it in memory.
+    In float32 the explicit dw is rounded after every product, which adds to it in memory.
 
     Raises:
-        InputError: a row of the padded image and a line of the columns don't fit into LDM together.
+        InputError: a row of the padded image and a line of the columns don't fit into LDM together; several images of
+            another phase than backward-filter, or more than there are.
     """
 
     problem: ConvProblem
@@ -39,6 +43,9 @@ class ExplicitPlan:
 
     def __post_init__(self) -> None:
         problem = self.problem
+        if self.gemm.images > (problem.n if self.phase == "backward_filter" else 1):
+            fact = f"{self.phase} of {problem.n} images by products of {self.gemm.images}"
+            raise InputError(fact, hint="backward_filter has one sum for several images; others have one image each")
         needed = SLOT_BYTES * (row_slots(problem.columns) + problem.w_out)  # col2im's, the most of the phases
         if self.moves and needed > SW26010.ldm_bytes:
             raise InputError(
@@ -51,6 +58,13 @@ class ExplicitPlan:
     @property
     def dtype(self) -> Dtype:
         return self.gemm.dtype
+
+    @property
+    def products(self) -> tuple[tuple[GemmPlan, int], ...]:
+        """The products of all images, and how many of each: what is left has fewer images."""
+        return tuple(
+            (replace(self.gemm, images=size), times) for size, times in pieces(self.problem.n, self.gemm.images)
+        )
 
     @property
     def moves(self) -> bool:

@@ -19,7 +19,8 @@ def plan_blocks(plan: Plan) -> dict[str, int]:
     """What of the problem lies in LDM at once."""
     if isinstance(plan, ImplicitPlan):
         return {"bb": plan.block_bb, "ni": plan.block_ni, "no": plan.block_no, "columns": plan.columns}
-    return {"m": plan.gemm.bm, "n": plan.gemm.bn, "k": plan.gemm.bk}
+    images = {"images": plan.gemm.images} if plan.gemm.images > 1 else {}
+    return {"m": plan.gemm.bm, "n": plan.gemm.bn, "k": plan.gemm.bk, **images}
 
 
 def plan_ldm_bytes(plan: Plan) -> int:

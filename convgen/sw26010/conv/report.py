@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from convgen.program.nodes import Phase
-from convgen.sw26010.conv.cost import Choice, Plan
+from convgen.sw26010.conv.cost import Choice, Plan, conv_terms
 from convgen.sw26010.conv.counts import conv_counts
 from convgen.sw26010.conv.implicit_plan import ImplicitPlan, implicit_trips
 from convgen.sw26010.conv.plan_words import plan_blocks, plan_ldm_bytes, plan_name
 from convgen.sw26010.conv.problem import ConvProblem
 from convgen.sw26010.machine.counts import Counts
+from convgen.sw26010.machine.rates import load_rates, taken_rates
 from convgen.sw26010.machine.table import table
 
 
@@ -57,6 +58,19 @@ def _counts(plan: Plan, groups: int) -> Counts:
     counts = Counts()
     counts.add(conv_counts(plan), groups)
     return counts
+
+
+def causes_text(problem: ConvProblem, choices: Mapping[Phase, Choice], groups: int = 1) -> str:
+    """Seconds of every plan by what they are counted for, the longest first."""
+    fitted = load_rates().fitted()
+    rows: list[list[str]] = []
+    for phase, choice in choices.items():
+        for plan, seconds in choice.plans:
+            terms = conv_terms(plan, taken_rates())
+            causes = [*terms.fixed, *((name, count * fitted[name]) for name, count in terms.counts)]
+            said = (f"{name} {groups * s:.4f}" for name, s in sorted(causes, key=lambda cause: -cause[1]))
+            rows.append([phase, plan_name(plan), f"{groups * seconds:.4f}", ", ".join(said)])
+    return f"{problem} on one core group\n{table(('phase', 'plan', 'seconds', 'of these'), rows)}"
 
 
 def conv_text(problem: ConvProblem, choices: Mapping[Phase, Choice], groups: int = 1) -> str:

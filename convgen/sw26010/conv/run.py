@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from convgen.errors import InputError
 from convgen.program.nodes import Phase
+from convgen.sw26010.conv.counts import conv_counts
 from convgen.sw26010.conv.explicit_plan import ExplicitPlan
 from convgen.sw26010.conv.implicit_plan import ImplicitPlan
 from convgen.sw26010.conv.problem import ConvProblem
@@ -21,7 +22,7 @@ from convgen.sw26010.conv.programs import columns_program, implicit_program
 from convgen.sw26010.gemm.program import gemm_program
 from convgen.sw26010.gemm.run import Level
 from convgen.sw26010.machine.core_group import SW26010, CoreGroup
-from convgen.sw26010.machine.counts import Counts
+from convgen.sw26010.machine.counts import Counts, check_account
 from convgen.sw26010.machine.emulator import MessageMesh
 from convgen.sw26010.machine.memory import Dram
 from convgen.sw26010.machine.mesh import Event, VectorMesh
@@ -69,7 +70,8 @@ def run_conv(
             dy backward-filter. Converted to the plan's dtype.
         level, log: as in `run_gemm`.
     Raises:
-        InputError: shapes that are not the plan's. MeshFault: the program broke a rule.
+        InputError: shapes that are not the plan's. MeshFault: the program broke a rule, or its events are not those of
+            the closed form.
     """
     tensors: list[Array] = []
     for given, shape in zip((first, second), operand_shapes(plan.problem, plan.phase), strict=True):
@@ -78,8 +80,11 @@ def run_conv(
             raise InputError(f"an operand of {plan.phase} is {list(tensor.shape)}, the plan has {list(shape)}")
         tensors.append(tensor)
     if isinstance(plan, ImplicitPlan):
-        return _run_implicit(plan, tensors[0], tensors[1], _mesh(level, group, log))
-    return _run_explicit(plan, tensors[0], tensors[1], _mesh(level, group, log), group)
+        done = _run_implicit(plan, tensors[0], tensors[1], _mesh(level, group, log))
+    else:
+        done = _run_explicit(plan, tensors[0], tensors[1], _mesh(level, group, log), group)
+    check_account(f"{plan.phase} of {plan.problem}", done.counts, conv_counts(plan))
+    return done
 
 
 def _mesh(level: Level, group: CoreGroup, log: bool) -> MessageMesh | VectorMesh:
@@ -120,7 +125,6 @@ def _run_explicit(
     f, columns = problem.f, problem.taps * problem.c
     messages = isinstance(gemm_mesh, MessageMesh)
     move_mesh = MessageMesh(group) if messages else VectorMesh(group)
-    gemm = load_program(gemm_program(plan.gemm, messages=messages))
     kind = "col2im" if plan.phase == "backward_data" else "im2col"
     move = load_program(columns_program(kind, problem, dtype, messages=messages))
     shape = {
@@ -129,32 +133,35 @@ def _run_explicit(
         "backward_filter": (f, problem.c, problem.rows.kernel, problem.columns.kernel),
     }[plan.phase]
     result = np.zeros(shape, dtype)
-    matrix = np.zeros(plan.columns_shape if plan.moves else (columns, 1), dtype)
-    as_gemm = Dram("COLUMNS", matrix.reshape(columns, -1))
-    ldm = 0
-    for image in range(problem.n):
+    matrices = np.zeros((plan.gemm.images, *(plan.columns_shape if plan.moves else (columns, 1))), dtype)
+    ldm, image = 0, 0
+    for gemm in (gemm for gemm, times in plan.products for _ in range(times)):
+        multiply = load_program(gemm_program(gemm, messages=messages))
+        part = slice(image, image + gemm.images)
         if plan.phase == "backward_data":
-            dy, w = Dram("dY", first[image].reshape(f, -1)), Dram("W", second.reshape(f, columns))
-            if not plan.moves:
-                as_gemm = Dram("COLUMNS", result[image].reshape(columns, -1))
-            gemm_mesh.run(gemm, dy, w, as_gemm)
+            made = matrices if plan.moves else result[part]
+            dy, w = _matrices("dY", first[part], f), Dram("W", second.reshape(f, columns))
+            gemm_mesh.run(multiply, dy, w, _matrices("COLUMNS", made, columns))
             dx = Dram("dX", result[image].reshape(problem.c * problem.h, problem.w))
             if plan.moves:
-                move_mesh.run(move, Dram("COLUMNS", matrix), dx)
+                move_mesh.run(move, Dram("COLUMNS", matrices[0]), dx)
         else:
-            x = Dram("X", first[image].reshape(problem.c * problem.h, problem.w))
-            if plan.moves:
-                move_mesh.run(move, x, Dram("COLUMNS", matrix))
-            else:
-                as_gemm = Dram("COLUMNS", first[image].reshape(columns, -1))
+            for matrix, x in zip(matrices, first[part], strict=False) if plan.moves else ():
+                move_mesh.run(move, Dram("X", x.reshape(-1, problem.w)), Dram("COLUMNS", matrix))
+            as_gemm = _matrices("COLUMNS", matrices[: gemm.images] if plan.moves else first[part], columns)
             if plan.phase == "forward":
-                w, y = Dram("W", second.reshape(f, columns)), Dram("Y", result[image].reshape(f, -1))
-                gemm_mesh.run(gemm, as_gemm, w, y)
+                gemm_mesh.run(multiply, as_gemm, Dram("W", second.reshape(f, columns)), _matrices("Y", result[part], f))
             else:
-                dy, dw = Dram("dY", second[image].reshape(f, -1)), Dram("dW", result.reshape(f, columns))
-                gemm_mesh.run(gemm, as_gemm, dy, dw)
+                dy, dw = _matrices("dY", second[part], f), Dram("dW", result.reshape(f, columns))
+                gemm_mesh.run(multiply, as_gemm, dy, dw)
         ldm = max(ldm, gemm_mesh.ldm_bytes, move_mesh.ldm_bytes)
+        image += gemm.images
     counts = Counts()
     counts.add(gemm_mesh.counts)
     counts.add(move_mesh.counts)
     return ConvRun(result, plan, counts, ldm, _events(gemm_mesh), move_mesh.counts)
+
+
+def _matrices(name: str, images: Array, rows: int) -> Dram:
+    """Images as matrices [IMAGES, rows, PIXELS], or the one that there is."""
+    return Dram(name, images.reshape(rows, -1) if len(images) == 1 else images.reshape(len(images), rows, -1))

@@ -85,7 +85,7 @@ def search_blocks(plan: GemmPlan, rates: Rates, bm_step: int = 128) -> GemmPlan:
             if not bk.size:
                 continue
             compute = 2 * bm * bn * bk * _flop_s(rates)
-            block = _block_of_c(plan, bm, bn, bk, -(-plan.k // bk), compute, rates)
+            block = _block_of_c(plan, bm, bn, bk, plan.images * -(-plan.k // bk), compute, rates)
             seconds = -(-plan.m // bm) * -(-plan.n // bn) * block
             at = int(seconds.argmin())
             if best is None or seconds[at] < best[0]:

@@ -23,7 +23,7 @@ def gemm_counts(plan: GemmPlan) -> Counts:
     counts.add(step_counts(ml, nl, kl), MESH * cm * cn * ck)
     a, b, c = ((plan.k, kl), (plan.m, ml)), ((plan.n, nl), (plan.k, kl)), ((plan.n, nl), (plan.m, ml))
     a, b = a[:: -1 if plan.a_transposed else 1], b[:: -1 if plan.b_transposed else 1]
-    for (rows, columns), times in ((a, cn), (b, cm)):
+    for (rows, columns), times in ((a, cn * plan.images), (b, cm * plan.images)):
         get, ops = tiles_bytes(rows, columns, plan.itemsize)
         for block, size in get.items():
             counts.add_get(block, times * size, 0)

@@ -32,6 +32,7 @@ class GemmPlan:
         accumulate: C is read first.
         double_buffer: the next blocks of A and B arrive while these are multiplied.
         a_transposed, b_transposed: as memory has the operand; its tiles are turned round in LDM.
+        images: C is the sum of so many products, of A's and B's one behind the other; it is read and written once.
     Raises:
         InputError: a size that is none, a block that is no multiple, or a dtype that memory can't hold.
     """
@@ -47,10 +48,12 @@ class GemmPlan:
     double_buffer: bool = True
     a_transposed: bool = False
     b_transposed: bool = False
+    images: int = 1
 
     def __post_init__(self) -> None:
-        if min(self.m, self.n, self.k) < 1:
-            raise InputError(f"a GEMM of {self.m} x {self.n} x {self.k} has nothing to multiply")
+        if min(self.m, self.n, self.k, self.images) < 1:
+            times = "" if self.images == 1 else f", {self.images} times"
+            raise InputError(f"a GEMM of {self.m} x {self.n} x {self.k}{times} has nothing to multiply")
         if self.dtype not in DTYPES:
             raise InputError(f"the mesh computes float32 and float64, not {self.dtype}")
         for name, block, multiple in (("bm", self.bm, 32), ("bn", self.bn, 8), ("bk", self.bk, 8)):
@@ -65,8 +68,8 @@ class GemmPlan:
 
     @property
     def blocks(self) -> tuple[int, int, int]:
-        """Blocks along M, N, K."""
-        return -(-self.m // self.bm), -(-self.n // self.bn), -(-self.k // self.bk)
+        """Blocks along M, N, and K of all images."""
+        return -(-self.m // self.bm), -(-self.n // self.bn), self.images * -(-self.k // self.bk)
 
     @property
     def itemsize(self) -> int:
@@ -82,7 +85,7 @@ class GemmPlan:
 
     @property
     def useful_flops(self) -> int:
-        return 2 * self.m * self.n * self.k
+        return 2 * self.m * self.n * self.k * self.images
 
     @property
     def issued_flops(self) -> int:

@@ -36,16 +36,17 @@ def gemm_context(plan: GemmPlan, *, messages: bool) -> dict[str, object]:
     def at(place: tuple[str, str], k: str) -> str:
         return ", ".join(p.format(k=k) if k else p.replace("{k} + ", "") for p in place)
 
+    times = "" if plan.images == 1 else f"{plan.images} times "
     kind = "double buffered" if plan.double_buffer else "single buffered"
     return {
         **steps(messages=messages),
         "header": (
             f"Printed by convgen {__version__} (sw26010 gemm).",
-            f"gemm      M={plan.m} N={plan.n} K={plan.k} {plan.dtype}; {kind}",
+            f"gemm      {times}M={plan.m} N={plan.n} K={plan.k} {plan.dtype}; {kind}",
             f"LDM       {plan.ldm_bytes} of {SW26010.ldm_bytes} B in each CPE",
         ),
         "memory_note": _memory_note(plan),
-        "m": plan.m, "n": plan.n, "k": plan.k,
+        "m": plan.m, "n": plan.n, "k": plan.k, "images": plan.images,
         "bm": plan.bm, "bn": plan.bn, "bk": plan.bk,
         "ml": ml, "nl": nl, "kl": kl,
         "accumulate": plan.accumulate,

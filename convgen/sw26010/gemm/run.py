@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from convgen.errors import InputError
+from convgen.sw26010.gemm.counts import gemm_counts
 from convgen.sw26010.gemm.plan import GemmPlan
 from convgen.sw26010.gemm.program import gemm_program
 from convgen.sw26010.machine.core_group import SW26010, CoreGroup
-from convgen.sw26010.machine.counts import Counts
+from convgen.sw26010.machine.counts import Counts, check_account
 from convgen.sw26010.machine.emulator import MessageMesh
 from convgen.sw26010.machine.memory import Dram, as_matrix
 from convgen.sw26010.machine.mesh import Event, VectorMesh
@@ -51,8 +52,8 @@ def run_gemm(
     """C + A B, or A B, computed by the emulated mesh.
 
     Args:
-        a, b, c: matrices [M, K], [K, N], [M, N] as mathematics has them; converted to the plan's dtype. `c` is
-            needed when the plan accumulates, refused when not.
+        a, b, c: matrices [M, K], [K, N], [M, N] as mathematics has them, a and b of all images one below the other;
+            converted to the plan's dtype. `c` is needed when the plan accumulates, refused when not.
         level: message by message; the mesh at once in the order of the messages (`exact`, the same bits); or
             the mesh at once with a matrix product a tile.
         log: keep the events (not message by message).
@@ -60,13 +61,14 @@ def run_gemm(
         C [M, N] in the plan's dtype and the events of the run.
     Raises:
         InputError: shapes that don't match the plan.
-        MeshFault: the program broke a rule; LdmOverflow when its buffers don't fit.
+        MeshFault: the program broke a rule; LdmOverflow when its buffers don't fit; AccountFault when its events are
+            not the closed form's.
     """
     if plan.accumulate == (c is None):
         raise InputError(
             f"the plan {'adds to' if plan.accumulate else 'writes'} C, and C is {'not ' * (c is None)}given"
         )
-    shapes = {"A": (plan.m, plan.k), "B": (plan.k, plan.n), "C": (plan.m, plan.n)}
+    shapes = {"A": (plan.images * plan.m, plan.k), "B": (plan.images * plan.k, plan.n), "C": (plan.m, plan.n)}
     given = {"A": a, "B": b, "C": np.zeros(shapes["C"]) if c is None else c}
     turned = {"A": plan.a_transposed, "B": plan.b_transposed, "C": False}
     memory: dict[str, Array] = {}
@@ -74,14 +76,18 @@ def run_gemm(
         matrix = as_matrix(name, value, plan.dtype)
         if matrix.shape != shapes[name]:
             raise InputError(f"{name} is {list(matrix.shape)}, the plan has {list(shapes[name])}")
-        memory[name] = matrix if turned[name] else np.ascontiguousarray(matrix.T)
+        images = matrix.reshape(1 if name == "C" else plan.images, -1, matrix.shape[1])
+        lies = np.ascontiguousarray(images if turned[name] else images.swapaxes(1, 2))
+        memory[name] = lies if len(lies) > 1 else lies[0]
     operands = [Dram(name, array) for name, array in memory.items()]
     program = load_program(gemm_program(plan, messages=level == "messages"))
     c_out = memory["C"].T
     if level == "messages":
         mesh = MessageMesh(group)
         counts = mesh.run(program, *operands)
+        check_account("GEMM", counts, gemm_counts(plan))
         return GemmRun(c_out, plan, counts, mesh.ldm_bytes, stalls=mesh.stalls)
     vector = VectorMesh(group, exact=level == "exact", log=log)
     counts = vector.run(program, *operands)
+    check_account("GEMM", counts, gemm_counts(plan))
     return GemmRun(c_out, plan, counts, vector.ldm_bytes, tuple(vector.events))

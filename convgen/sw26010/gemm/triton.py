@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from convgen import __version__
+from convgen.errors import InputError
 from convgen.sw26010.gemm.plan import GemmPlan
 from convgen.sw26010.machine.printing import print_program
 
@@ -13,12 +14,17 @@ def triton_gemm(plan: GemmPlan) -> str:
     """Source of a module with the kernel `cpe` and the function `gemm(A, B, C)`. Needs torch and Triton to run.
 
     Computes in double, as the mesh does, whatever memory holds; equal to it but for the order of sums in a tile.
+
+    Raises:
+        InputError: a plan of several images.
     """
     return print_program("gemm_triton", triton_context(plan))
 
 
 def triton_context(plan: GemmPlan) -> dict[str, object]:
     """Everything that templates/sw26010/gemm_triton.py.jinja names, and nothing else."""
+    if plan.images > 1:
+        raise InputError(f"a sum of {plan.images} products has no Triton kernel", hint="one image")
     ml, nl, kl = plan.tile
     a, b = ("M, K" if plan.a_transposed else "K, M"), ("K, N" if plan.b_transposed else "N, K")
     return {

@@ -135,22 +135,15 @@ class Cpe(LayerVectors):
 
     def dma_get_line(self, into: Buffer, source: Dram, row: int, column: int, at: int, elements: int) -> None:
         """Fill columns [at, at + elements) of a buffer of one row. Raises DmaFault: outside either."""
-        self._check_line(into, at, elements)
+        transfers.check_line(into, at, elements)
         transfers.begin_get(into, source)
         transfers.get_tile(self.counts, into.array[:, at : at + elements], source, row, column)
 
     def dma_put_line(self, target: Dram, buffer: Buffer, row: int, column: int, at: int, elements: int) -> None:
         """Write columns [at, at + elements) of a buffer of one row. Raises DmaFault: outside either."""
-        self._check_line(buffer, at, elements)
+        transfers.check_line(buffer, at, elements)
         contents = transfers.check_put(buffer, target)
         transfers.put_tile(self.counts, target, contents[:, at : at + elements], row, column)
-
-    @staticmethod
-    def _check_line(buffer: Buffer, at: int, elements: int) -> None:
-        if buffer.rows != 1 or at < 0 or at + elements > buffer.columns:
-            raise transfers.DmaFault(
-                f"{buffer.name}[{buffer.rows}, {buffer.columns}] has no line of {elements} from {at}"
-            )
 
     # Registers: a block of C, 4 columns of up to 4 vectors.
     def load(self, buffer: Buffer, row: int, column: int) -> Array:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from convgen.errors import InputError
 from convgen.sw26010.machine import transfers
 from convgen.sw26010.machine.core_group import LANES
+from convgen.sw26010.machine.faults import DmaFault
 from convgen.sw26010.machine.ldm import Buffer
 from convgen.sw26010.machine.vectors import Vectors
 
@@ -150,6 +151,8 @@ class LayerVectors(Vectors):
     ) -> None:  # fmt: skip
         """dx = dy s^-b - 2 a b x (sum of dy x s^(-b - 1) over the windows that have x); the addends stand in ratio."""
         lo, hi = window
+        if not x.array.shape == dy.array.shape == ratio.array.shape:
+            raise DmaFault(f"x, dy and ratio have {x.rows}, {dy.rows} and {ratio.rows} channels")
         rows = slice(lead, lead + dx.rows)
         scale = k + a * _along(np.square(x.doubles()), window)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -161,30 +164,36 @@ class LayerVectors(Vectors):
         self.counts.functions += 2 * x.rows * x.columns
 
     # The softmax of a row of scores, and its cross entropy with the label's class.
-    def softmax_loss(self, x: Buffer, loss: Buffer, label: Buffer) -> None:
-        """loss[0, 0] += log of the sum of exp(x) - x[label]; x becomes exp(x) by that sum.
+    def softmax_loss(self, x: Buffer, loss: Buffer, label: Buffer, ignore: int) -> None:
+        """loss[0, :2] += log of the sum of exp(x) - x[label], 1, unless the label is `ignore`; x becomes its softmax.
 
         Raises:
             InputError: the label is no class.
         """
-        scores, at = x.doubles()[0], _class(x, label)
+        scores, at = x.doubles()[0], _class(x, label, ignore)
         away = scores - scores.max()
         powers = np.exp(away)
-        loss.doubles()[0, 0] += np.log(powers.sum()) - away[at]
+        if at is not None:
+            loss.doubles()[0, :2] += (np.log(powers.sum()) - away[at], 1.0)
         scores[...] = powers / powers.sum()
         self.counts.vmax += transfers.vectors(x)
         self.counts.vadd += 3 * transfers.vectors(x)
         self.counts.functions += x.columns + 2
 
-    def softmax_loss_backward(self, p: Buffer, label: Buffer, gradient: Buffer, factor: float) -> None:
-        """p becomes factor gradient (p - 1 at the label's class)."""
-        scores, at = p.doubles()[0], _class(p, label)
-        scores[at] -= 1
-        scores *= factor * gradient.doubles()[0, 0]
+    def softmax_loss_backward(self, p: Buffer, label: Buffer, gradient: Buffer, ignore: int) -> None:
+        """p becomes gradient (p - 1 at the label's class); zeros where the label is `ignore`."""
+        scores, at = p.doubles()[0], _class(p, label, ignore)
+        if at is None:
+            scores[...] = 0.0
+        else:
+            scores[at] -= 1
+            scores *= gradient.doubles()[0, 0]
         self.counts.vadd += transfers.vectors(p) + 1
 
     @staticmethod
     def _made(into: Buffer, contents: Array) -> None:
+        if contents.shape != into.array.shape:
+            raise DmaFault(f"{into.name}{list(into.array.shape)} can't hold a result {list(contents.shape)}")
         into.array[...] = contents
         into.written, into.floats = True, False
 
@@ -200,9 +209,11 @@ def _along(rows: Array, window: tuple[int, int]) -> Array:
     return found
 
 
-def _class(scores: Buffer, label: Buffer) -> int:
-    """The label as a number of a class. Raises InputError: it is none."""
+def _class(scores: Buffer, label: Buffer, ignore: int) -> int | None:
+    """The label as a number of a class, or None where it is `ignore`. Raises InputError: neither."""
     value = float(label.doubles()[0, 0])
+    if value == ignore:
+        return None
     if not (value.is_integer() and 0 <= value < scores.columns):
         raise InputError(f"label {value:g} is none of {scores.columns} classes")
     return int(value)

@@ -46,6 +46,12 @@ def put_tile(counts: Counts, target: Dram, tile: Array, row: int, column: int) -
         counts.add_put(block, region.size * target.itemsize)
 
 
+def check_line(buffer: Buffer, at: int, elements: int) -> None:
+    """Raises DmaFault: elements [at, at + elements) are not a part of a buffer of one row."""
+    if buffer.rows != 1 or at < 0 or at + elements > buffer.columns:
+        raise DmaFault(f"{buffer.name}[{buffer.rows}, {buffer.columns}] has no line of {elements} from {at}")
+
+
 def check_put(buffer: Buffer, target: Dram) -> Array:
     """The buffer's contents, ready for a put. Raises PrecisionFault: another precision than memory's."""
     contents = buffer.settled()

@@ -7,11 +7,10 @@ Source: [SW] Principles 2 and 4; the paper has no program of it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isfinite
 
 from convgen.errors import InputError
 from convgen.sw26010.gemm.plan import Dtype
-from convgen.sw26010.machine.core_group import CPES, LANES, SLOT_BYTES
+from convgen.sw26010.machine.core_group import CPES, LANES, MESH, SLOT_BYTES
 from convgen.sw26010.machine.counts import Counts
 from convgen.sw26010.machine.printing import print_program
 from convgen.sw26010.operations.task import (
@@ -25,16 +24,17 @@ from convgen.sw26010.operations.task import (
     vectors,
 )
 
-MOST_CLASSES = TASK_LDM_BYTES // SLOT_BYTES - 5 * LANES
+MOST_CLASSES = TASK_LDM_BYTES // SLOT_BYTES - 4 * LANES
 
 
 @dataclass(frozen=True, slots=True)
 class SoftmaxLoss:
-    """Forward of x [N, CLASSES] and labels [N, 1]: p [N, CLASSES] and loss [1, 1], in double. Backward of p, labels and
-    dloss [1, 1]: dx.
+    """Forward of x [N, CLASSES] and labels [N, 1]: p [N, CLASSES], and loss [1, 2] in double, the sum over samples and
+    how many they are; the mean is the management core's. Backward of p, labels and dloss [1, 1], the sum's gradient:
+    dx.
 
     Args:
-        factor: of the sum over samples: 1 / N where None, the mean; 1 the sum; another where N is a rank's share.
+        ignore: a label of samples that don't count.
     Raises:
         InputError: an extent below 1, another dtype, or classes that don't fit into LDM.
     """
@@ -42,15 +42,13 @@ class SoftmaxLoss:
     n: int
     classes: int
     dtype: Dtype = "float32"
-    factor: float | None = None
+    ignore: int = -100
     backward: bool = False
 
     def __post_init__(self) -> None:
         check_extents("SoftmaxLoss", (self.n, self.classes), self.dtype)
         if self.classes > MOST_CLASSES:
             raise InputError(f"{self.classes} scores don't fit into LDM", hint=f"up to {MOST_CLASSES} classes")
-        if self.factor is not None and not isfinite(self.factor):
-            raise InputError(f"SoftmaxLoss with the factor {self.factor}")
 
     @property
     def reads(self) -> tuple[Place, ...]:
@@ -62,14 +60,14 @@ class SoftmaxLoss:
     def writes(self) -> tuple[Place, ...]:
         if self.backward:
             return (Place("dx", (self.n, self.classes), self.dtype),)
-        return Place("p", (self.n, self.classes), self.dtype), Place("loss", (1, 1), "float64")
+        return Place("p", (self.n, self.classes), self.dtype), Place("loss", (1, 2), "float64")
 
     def program(self) -> str:
         return print_program(
             "softmax_loss",
             {
                 "header": HEADER, "n": self.n, "classes": self.classes, "backward": self.backward,
-                "floats": self.dtype == "float32", "factor": 1 / self.n if self.factor is None else float(self.factor),
+                "floats": self.dtype == "float32", "ignore": self.ignore,
             },
         )  # fmt: skip
 
@@ -87,8 +85,8 @@ class SoftmaxLoss:
             return counts
         counts.vmax = self.n * across
         counts.functions = self.n * (self.classes + 2)
-        counts.vadd = 3 * self.n * across + 2 * 8 * CPES + 1  # a register of each CPE of the row, and of the column
-        counts.add_put(SLOT_BYTES, SLOT_BYTES)
+        counts.vadd = 3 * self.n * across + 2 * MESH * CPES  # a register of each CPE of the row, and of the column
+        counts.add_put(2 * SLOT_BYTES, 2 * SLOT_BYTES)
         counts.add(broadcasts(rows=CPES, columns=CPES))
         return counts
 

@@ -77,12 +77,14 @@ def _programs(plan: Plan) -> list[tuple[CpeProgram, Counts, int]]:
         text, name = implicit_program(plan, messages=True), f"{plan.phase}_implicit"
         program = CpeProgram(name, text, plan_blocks(plan), plan.ldm_bytes, KERNEL_REGISTERS)
         return [(program, implicit_counts(plan), 1)]
-    text = gemm_program(plan.gemm, messages=True)
-    gemm = CpeProgram(f"{plan.phase}_gemm", text, plan_blocks(plan), plan.gemm.ldm_bytes, KERNEL_REGISTERS)
-    multiplied = (gemm, gemm_counts(plan.gemm), plan.problem.n)
+    multiplied: list[tuple[CpeProgram, Counts, int]] = []
+    for gemm, times in plan.products:
+        text, name = gemm_program(gemm, messages=True), f"{plan.phase}_gemm"
+        program = CpeProgram(name, text, plan_blocks(plan), gemm.ldm_bytes, KERNEL_REGISTERS)
+        multiplied.append((program, gemm_counts(gemm), times))
     if not plan.moves:
-        return [multiplied]
+        return multiplied
     kind = "col2im" if plan.phase == "backward_data" else "im2col"
     move = CpeProgram(f"{plan.phase}_{kind}", columns_program(kind, plan.problem, plan.dtype), {}, plan.move_ldm_bytes)
-    both = [(move, plan.move_counts, plan.problem.n), multiplied]
-    return both[::-1] if kind == "col2im" else both
+    moved = [(move, plan.move_counts, plan.problem.n)]
+    return [*multiplied, *moved] if kind == "col2im" else [*moved, *multiplied]
