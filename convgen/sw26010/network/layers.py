@@ -292,7 +292,7 @@ def _local_response(operation: Any, way: int, at: Any, dtype: Dtype) -> MeshRow 
 
 
 def _cross_entropy(operation: Any, way: int, at: Any, dtype: Dtype) -> MeshRow | None:
-    """The sum over samples, of labels that none is ignored of; the management core counts them."""
+    """The sum over samples whose labels are not ignored, and how many they are."""
     shape = _inside(at, 0)
     options = (operation.smoothing, operation.weighted, operation.logs, operation.each)
     if len(shape) != 2 or not prod(shape) or any(options):
@@ -300,25 +300,25 @@ def _cross_entropy(operation: Any, way: int, at: Any, dtype: Dtype) -> MeshRow |
     n, classes = shape
     try:
         there, back = (
-            OperationTask(SoftmaxLoss(n, classes, dtype, 1.0, backward), "loss") for backward in (False, True)
+            OperationTask(SoftmaxLoss(n, classes, dtype, operation.ignore, backward), "loss")
+            for backward in (False, True)
         )
     except InputError:
         return None
-    counted = LoopTask("CrossEntropy", n * 8)  # labels are int64
 
     def takes(x: Array, labels: Array) -> bool:
-        return bool(((labels >= 0) & (labels < classes) & (labels != operation.ignore)).all())
+        return bool((((labels >= 0) & (labels < classes)) | (labels == operation.ignore)).all())
 
     def compute(run: Run, x: Array, labels: Array) -> Made:
-        run(counted, labels)
         given = labels.astype(dtype).reshape(n, 1)
-        p, loss = run(there, x, given)
-        return (loss.reshape(()).astype(dtype), np.array(n, dtype)), (p, given)
+        p, sums = run(there, x, given)
+        loss, count = sums.astype(dtype).reshape(2)
+        return (np.array(loss), np.array(count)), (p, given)
 
     def gradients(run: Run, wanted: Sequence[bool], kept: Sequence[Array], dloss: Array) -> tuple[Array | None, ...]:
         return run(back, *kept, dloss.astype(np.float64).reshape(1, 1)), None
 
-    return MeshRow((counted, there), ((back,),), compute, gradients, takes=takes)
+    return MeshRow((there,), ((back,),), compute, gradients, takes=takes)
 
 
 LAYERS: Mapping[str, Callable[[Any, int, Any, Dtype], MeshRow | None]] = {

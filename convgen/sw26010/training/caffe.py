@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
+from convgen.errors import InputError
 from convgen.program.nodes import Phase
 from convgen.sw26010.conv.cost import conv_terms, explicit_plan, layout_seconds
 from convgen.sw26010.conv.implicit_plan import implicit_plan
@@ -36,6 +37,7 @@ from convgen.sw26010.training.layers import (
     NormLayer,
     PointLayer,
     PoolLayer,
+    ResponseLayer,
 )
 
 FLOAT = 4
@@ -98,6 +100,9 @@ def caffe_parts(layer: Layer, n: int, *, implicit: bool = True) -> Iterator[Part
             forward = _passes_s("scale", elements, rates) + kept
             forward += n * _bias_s(layer.c, layer.pixels, rates)
             yield Part("scale and shift", forward, _passes_s("scale and shift, backward", elements, rates))
+        case ResponseLayer():
+            fact = f"{layer.name}: no loops of Caffe's local response normalisation are counted"
+            raise InputError(fact, hint="--plans model, whose mesh has a program of it")
         case PointLayer():
             yield _pointwise(layer, n, rates)
         case JoinLayer():

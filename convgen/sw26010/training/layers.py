@@ -14,6 +14,7 @@ from convgen.program.nodes import Phase
 from convgen.sw26010.conv.problem import Axis, ConvProblem
 from convgen.sw26010.operations.batch_norm import Norm
 from convgen.sw26010.operations.inner_product import InnerProduct
+from convgen.sw26010.operations.local_response import LocalResponse
 from convgen.sw26010.operations.stream import Stream
 from convgen.sw26010.operations.task import Operation
 from convgen.sw26010.pooling.windows import Pool, Windows
@@ -122,6 +123,30 @@ class NormLayer:
 
 
 @dataclass(frozen=True, slots=True)
+class ResponseLayer:
+    """Local response normalisation across channels, in windows of `size`."""
+
+    name: str
+    c: int
+    pixels: int
+    size: int
+    alpha: float
+    beta: float
+    k: float
+    parameters: int = 0
+
+    def forward(self, n: int) -> Iterator[Task]:
+        yield self._of(n, backward=False)
+
+    def backward(self, n: int) -> Iterator[Task]:
+        yield self._of(n, backward=True)
+
+    def _of(self, n: int, *, backward: bool) -> LocalResponse:
+        numbers = (self.size, self.alpha, self.beta, self.k)
+        return LocalResponse(n, self.c, self.pixels, *numbers, backward=backward)
+
+
+@dataclass(frozen=True, slots=True)
 class PointLayer:
     """Element by element.
 
@@ -177,9 +202,10 @@ class FanLayer:
             yield Stream("add", n * self.elements)
 
 
-Layer: TypeAlias = ConvLayer | DenseLayer | PoolLayer | NormLayer | PointLayer | JoinLayer | FanLayer
+Layer: TypeAlias = ConvLayer | DenseLayer | PoolLayer | NormLayer | ResponseLayer | PointLayer | JoinLayer | FanLayer
 KINDS: dict[type, str] = {
     ConvLayer: "convolution", DenseLayer: "inner product", PoolLayer: "pooling", NormLayer: "normalisation",
+    ResponseLayer: "local response normalisation",
     PointLayer: "element by element", JoinLayer: "copies and sums", FanLayer: "copies and sums",
 }  # fmt: skip
 

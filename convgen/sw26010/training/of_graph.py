@@ -15,9 +15,11 @@ from convgen.operations.bound import Bound
 from convgen.operations.contraction import Contraction
 from convgen.operations.convolution import Convolution
 from convgen.operations.dropout import Dropout
+from convgen.operations.local_response import LocalResponseNorm
 from convgen.operations.max_pooling import MaxPool
 from convgen.operations.rows import Concatenate
 from convgen.spec.aten.describe import Described, describe
+from convgen.spec.aten.responses import with_responses
 from convgen.spec.graph import Graph
 from convgen.spec.network import Network
 from convgen.spec.network_graph import network_graph, node_of
@@ -33,6 +35,7 @@ from convgen.sw26010.training.layers import (
     NormLayer,
     PointLayer,
     PoolLayer,
+    ResponseLayer,
 )
 
 # Rows that move nothing on the mesh: the management core's few numbers, and other names of the same elements.
@@ -70,7 +73,8 @@ def layers_of_graph(graph: Graph, batch: int, where: Callable[[str], str] = lamb
     """
     if not graph.is_dynamic and graph.batch != batch:
         raise InputError(f"{graph.name} was exported with {graph.batch} samples for good, not {batch}")
-    described = describe(graph.at(batch))
+    sized = graph.at(batch)
+    described = with_responses(sized, describe(sized))
     sizes = {name: t.shape for name, t in described.tensors.items()}
     given = {value.name for value in graph.inputs}
     made = {name for row in described.rows for name in row.makes}
@@ -124,6 +128,9 @@ def _layers(row: Bound, described: Described, given: set[str], parameters: set[s
         if operation.out == tuple(shapes[0][2:]):
             return []  # every window is one element
         raise InputError(f"{name} pools {list(shapes[0][2:])} to {list(operation.out)}: no windows of one size")
+    if isinstance(operation, LocalResponseNorm):
+        numbers = (operation.size, operation.alpha, operation.beta, operation.k)
+        return [ResponseLayer(name, shapes[0][1], prod(shapes[0][2:]), *numbers)]
     if kind == "Centred":
         return [NormLayer(name, shapes[0][1], prod(shapes[0][2:]))]
     if kind in FREE or len(made) < 2:
