@@ -61,6 +61,18 @@ def test_one_text_is_right_at_any_extents(name: str, phase: str) -> None:
             assert error <= ROUNDING[p.dtype] * max(float(want.abs().max()), 1.0), f"{other} by {one.config} for {p}"
 
 
+@pytest.mark.parametrize("phase", ["forward", "backward_filter"])
+@pytest.mark.parametrize(("stride", "below"), [(2, -2), (2, -3), (3, -4), (3, 2)])
+def test_rows_of_x_that_no_y_reads(stride: int, below: int, phase: str) -> None:
+    """Quotients of a negative padding are rounded down, where Triton's are rounded to zero."""
+    d = LocalDim("H", 12, 3, 1, stride, 1, below)
+    p = three_by_three(phase, channels=8, filters=8, batch=1, dims=(d, LocalDim("W", 3, 3, 3, 1, 1, 1)))
+    one, given = kernel(p, box), operands(p, integers=True)
+    assert {launch.name for launch in launches(one, p)} == {one.name}
+    got = interpret(p, one.config, given, text=kernel_module([one])).double()
+    assert (got == reference(p, given)).all()
+
+
 @pytest.mark.parametrize("name", BY_TRITON)
 def test_a_family_convolves_just_what_it_can(name: str) -> None:
     """Of rows that are not empty, a launch's conditions are what `refusal` says; pointers do the rest."""

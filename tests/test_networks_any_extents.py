@@ -13,8 +13,10 @@ from test_networks_gpu import SM_90, loaded, step_on_no_device
 from torch import Tensor, nn
 
 from convgen.algebra.grid import Grid
+from convgen.kernels.config import parse_config
 from convgen.kernels.facts import Launch, specialised
 from convgen.network_compiler import CompiledNetwork, compile_network
+from convgen.packages import runtime_of
 from convgen.passes.contract import NetworkPass
 from convgen.spec.exported import graph_of
 from convgen.spec.graph_edit import with_dtype
@@ -82,3 +84,46 @@ def test_aten_convolves_at_no_extents_and_nothing_is_compiled_anew(
             made.setdefault(own, set()).add(str(specialised(launch)))
     assert len(files) == len(compiled(grid, (8, 8), dtype)[0].kernels)
     assert {len(one) for one in made.values()} == {1}
+
+
+def test_the_nearest_serves_and_one_of_the_same_form_first(tmp_path: Path) -> None:
+    one, tensors = elsewhere("H=2", (8, 8), "bfloat16")
+
+    class Fake:
+        def __init__(self, said: str) -> None:
+            self.said = said
+
+        def at(self, local: Any) -> tuple[str, Any]:
+            return self.said, local
+
+    with loaded(one, tensors, tmp_path) as package:
+        runtime = runtime_of(package)
+
+        def square(rows: int, **changes: int) -> Any:
+            return runtime.LocalConvolution(8, 16, 1, ((rows, rows, 3, 1, 1, 1),) * 2)._replace(**changes)
+
+        serving = runtime.OfAnyExtents()
+        serving.made = {(square(n), rim): Fake(f"{n}{rim}") for n, rim in ((8, ""), (64, ""), (8, "x"))}
+        for rows, rim, said in (
+            (1, "", "8"),
+            (20, "", "8"),
+            (30, "", "64"),
+            (999, "", "64"),
+            (64, "x", "8x"),
+            (64, "y", "64"),
+        ):
+            assert serving.at(square(rows), rim) == (said, square(rows))
+        assert square(3).kind == square(5).kind != square(3, filters=8).kind
+        assert runtime.any_extents("torch.bfloat16", square(5, channels=9)) is None
+
+
+def test_what_was_tuned_is_taken_but_atens_own() -> None:
+    plain, _ = compiled("H=2", (8, 8), "bfloat16")
+    every = replace(plain, any_extents=True).kernels
+    for text, of_any in (("aten", False), ("pointer BP=32 BF=16 BC=16 warps=4 stages=2", True)):
+        tuned = parse_config(text)
+        known = {p: tuned for file in every for p in file.problems if p[0].phase == "forward"}
+        fixed, opened = (replace(plain, measured=known, any_extents=any_extents) for any_extents in (False, True))
+        for one, taken in ((fixed, True), (opened, of_any)):
+            configs = [k.config for file in one.kernels for k in file.kernels if k.problem.phase == "forward"]
+            assert configs and all((config == tuned) is taken for config in configs)

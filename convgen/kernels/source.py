@@ -122,8 +122,13 @@ def kernel_module(kernels: Sequence[Kernel]) -> str:
         (kernel,) = kernels
         return cpu_module(kernel.problem, kernel.config)
     launch = launch_source(kernels, alone=True)
-    counts, boxes = "ModuleType" in launch, reads_boxes(kernels)
-    standard = ["import math", *["import sys"] * counts, "import warnings", "from functools import cache"]
+    counts, boxes, bounded = "ModuleType" in launch, reads_boxes(kernels), "lru_cache" in launch
+    standard = [
+        "import math",
+        *["import sys"] * counts,
+        "import warnings",
+        f"from functools import cache{', lru_cache' * bounded}",
+    ]
     standard += [*["from types import ModuleType"] * counts, "from typing import Any, NamedTuple"]
     others = ["import torch", "import triton", "import triton.language as tl", "from torch import Tensor"]
     others += ["from triton.tools.tensor_descriptor import TensorDescriptor"] * boxes
