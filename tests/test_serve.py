@@ -195,7 +195,7 @@ def test_a_method_is_served_in_several_layouts_on_one_set_of_parameters() -> Non
     def program(rank: int) -> None:
         torch.manual_seed(0)
         vae = Coder().double()
-        group = dist.new_group([0, 1])
+        group: Any = dist.new_group([0, 1])
         example = (torch.zeros(1, 2, 12, 10, dtype=torch.float64),)
         with pytest.raises(InputError, match="is of 3 ranks, and the group has 2"):
             convgen.serve(vae.decode, example, open=OPEN, layouts=["H=2", "H=3"])
