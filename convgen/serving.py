@@ -149,12 +149,13 @@ class Served:
 
     Attributes:
         layouts: those that there are; the first is on all ranks.
+        limit_bytes: as of `serve`.
         choices: what was found for the sizes that have been called or asked for; printed, a line each.
     """
 
     def __init__(self, layouts: Sequence[Layout], machine: Machine, limit_bytes: int | None, whole: bool) -> None:
         self.layouts, self.whole, self._chooses = tuple(layouts), whole, len(layouts) > 1
-        self._machine, self._limit_bytes = machine, limit_bytes
+        self._machine, self.limit_bytes = machine, limit_bytes
         first = layouts[0].package.NET
         self.name: str = first.name
         self.choices = Choices(first.letters)
@@ -238,28 +239,31 @@ class Served:
             found = [self._taken(one, known) for one in self.layouts]
             while len(self.choices) >= self.layouts[0].model.keeps_shapes:
                 del self.choices[next(iter(self.choices))]
-            limit = self._limit_bytes
+            limit = self.limit_bytes
             self.choices[known] = sorted(found, key=lambda c: (limit is not None and c.peak_bytes > limit, c.seconds))
         found = self.choices[known]
-        if self._limit_bytes is not None and found[0].peak_bytes > self._limit_bytes:
+        if self.limit_bytes is not None and found[0].peak_bytes > self.limit_bytes:
             sizes = ", ".join(f"{letter}={n}" for letter, n in zip(self.choices.letters, known, strict=True))
             each = ", ".join(f"{c.layout} takes {c.peak_bytes:,}" for c in found)
             raise ValueError(
                 f"{self.name}: {sizes} fits in no layout: bytes of tensors at a time on a rank, beside parameters and "
-                f"inputs: {each}; limit_bytes is {self._limit_bytes:,}; smaller extents, or more ranks"
+                f"inputs: {each}; limit_bytes is {self.limit_bytes:,}; smaller extents, or more ranks"
             )
         return found
 
     def _taken(self, layout: Layout, known: tuple[int, ...]) -> Choice:
         """On the rank of the first blocks, which are the largest; where memory is short on one of the middle, too."""
+        import torch
+
         grid = layout.package.NET.grid
-        ends = [(0,) if self._limit_bytes is None else sorted({0, n // 2}) for n in grid.values()]
+        ends = [(0,) if self.limit_bytes is None else sorted({0, n // 2}) for n in grid.values()]
         seconds, peak = 0.0, 0
         for at in product(*ends):
             me = 0
             for n, one in zip(grid.values(), at, strict=True):
                 me = me * n + one
-            taken = layout.model.foreseen(known, me)
+            with torch.no_grad(), torch.autocast(layout.package.NET.device, enabled=False):  # of the sizes alone
+                taken = layout.model.foreseen(known, me)
             seconds, peak = max(seconds, self._seconds(taken, layout)), max(peak, taken.peak_bytes)
         return Choice(layout.name, seconds, peak)
 

@@ -195,7 +195,7 @@ def test_a_method_is_served_in_several_layouts_on_one_set_of_parameters() -> Non
     def program(rank: int) -> None:
         torch.manual_seed(0)
         vae = Coder().double()
-        group = dist.new_group([0, 1])
+        group: Any = dist.new_group([0, 1])
         example = (torch.zeros(1, 2, 12, 10, dtype=torch.float64),)
         with pytest.raises(InputError, match="is of 3 ranks, and the group has 2"):
             convgen.serve(vae.decode, example, open=OPEN, layouts=["H=2", "H=3"])
@@ -223,12 +223,16 @@ def test_a_method_is_served_in_several_layouts_on_one_set_of_parameters() -> Non
         said: list[Any] = [None] * 2
         dist.all_gather_object(said, str(served.choices))
         assert said[0] == said[1] and "N=2 H=3 W=40: " in said[0]
-        few = served.layouts[0].model.peak_bytes(H=64, W=8)
-        for one in served.layouts:
-            one.model.limit_bytes = few + few // 8
-        served._limit_bytes = few + few // 8
+        assert served.at(H=64, W=8).name == "W=1"
+        with torch.no_grad():
+            split, alone = (one.model.peak_bytes(H=64, W=8) for one in (served.layouts[0], served.layouts[2]))
+        assert split < alone
+        for one in (served, *(one.model for one in served.layouts)):
+            one.__dict__["limit_bytes"] = alone - 1
         served.choices.clear()
-        assert served.at(H=64, W=8).name == "H=2"  # one rank takes twice as much, halves of W have longer halos
+        assert served.at(H=64, W=8).name != "W=1"  # which takes more than it may
+        z = torch.randn(1, 2, 64, 8, dtype=torch.float64)
+        assert served(z)["sample"].shape == (1, 4, 64, 8)
         with pytest.raises(ValueError, match=r"fits in no layout: .*H=2 takes .*limit_bytes is"):
             served(torch.zeros(1, 2, 300, 300, dtype=torch.float64))
         with pytest.raises(RuntimeError, match=r"nothing was computed: H: 12 on ranks \[0\], 13 on ranks \[1\]"):
