@@ -93,3 +93,10 @@ def test_the_unet_trains_as_on_one_process(tmp_path: Path) -> None:
     found = losses(text)
     assert len(found) == 2 and all(ours == one for ours, one in found)
     assert re.search(r"forward [\d,]+, backward [\d,]+", text)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not ALL, reason="starts processes; make check here")
+def test_latents_of_five_sizes_are_decoded_as_by_one_process() -> None:
+    said = python(*RUN, 2, "examples/decode.py", "--grid", "H=2", "--width", "8")
+    assert len(re.findall(r", 0 of [\d,]+ bytes differ$", said, re.MULTILINE)) == 5, said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -230,14 +231,23 @@ class Unet(nn.Module):
         return self.leave(torch.cat([x, y], 1))
 
 
+@cache
+def graph_of_unet() -> Graph:
+    x = torch.randn(2, 2, 26, 22, dtype=torch.float64)
+    return exported(Unet().double().train(), (x,), name="net", opened={"x": {"H": 2, "W": 3}}).graph
+
+
+def a_unet() -> tuple[nn.Module, Graph]:
+    """Anew, and its graph."""
+    torch.manual_seed(0)
+    return Unet().double().train(), graph_of_unet()
+
+
 @pytest.mark.parametrize("grid", ["H=2,W=2", "N=2,H=2"])
 def test_a_unet_trained_at_five_sizes_in_turn(grid: str, tmp_path: Path) -> None:
     """Steps of SGD with momentum, samples, rows and columns another number in each: as one process."""
-    torch.manual_seed(0)
-    module = Unet().double().train()
+    module, graph = a_unet()
     axes = Grid(tuple(parse_grid(grid).items()))
-    x = torch.randn(2, 2, 26, 22, dtype=torch.float64)
-    graph = exported(module, (x,), name="net", opened={"x": {"H": 2, "W": 3}}).graph
     net = imported(compile_network(graph, axes).package().files, tmp_path)
     state = {n: t.detach().clone() for n, t in module.state_dict().items()}
     sizes = [(2, 26, 22), (3, 8, 14), (1, 2, 6), (2, 18, 4), (4, 12, 12)]
@@ -274,11 +284,8 @@ def test_a_unet_trained_at_five_sizes_in_turn(grid: str, tmp_path: Path) -> None
 
 def test_sizes_that_conditions_refuse_are_named_on_all_ranks(tmp_path: Path) -> None:
     """An odd number of rows, at which the source fails."""
-    torch.manual_seed(0)
-    module = Unet().double().train()
-    x = torch.randn(2, 2, 26, 22, dtype=torch.float64)
-    graph = exported(module, (x,), name="net", opened={"x": {"H": 2, "W": 3}}).graph
-    grid = Grid((("H", 2),))
+    module, graph = a_unet()
+    grid, x = Grid((("H", 2),)), torch.randn(2, 2, 26, 22, dtype=torch.float64)
     net = imported(compile_network(graph, grid).package().files, tmp_path)
     with pytest.raises(RuntimeError):
         module(x[:, :, 1:])

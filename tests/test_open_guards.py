@@ -10,6 +10,7 @@ import sympy
 import torch
 from torch import Tensor, nn
 
+from convgen.errors import InputError
 from convgen.spec.exported import exported
 from convgen.spec.extents import condition_from_sympy
 
@@ -45,6 +46,12 @@ def test_a_question_of_sizes_is_a_condition(name: str) -> None:
         holds = all(c.holds(sizes) for c in graph.conditions)
         alike = question(torch.empty(2, 1, h, w)) == question(torch.empty(2, 1, *shape))
         assert holds == alike, sizes
+
+
+def test_a_question_that_is_no_condition_is_refused_by_its_letters() -> None:
+    module = Decides(lambda x: torch.sym_max(x.shape[2], x.shape[3]) < 40).eval()
+    with pytest.raises(InputError, match=r"depends on H, W by .*Max\(H, W\)"):
+        exported(module, (torch.randn(2, 1, 20, 9),), name="net", opened={"x": {"H": 2, "W": 3}})
 
 
 def test_a_resnets_row_of_the_last_level_needs_no_condition() -> None:

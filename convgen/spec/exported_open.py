@@ -149,8 +149,10 @@ def symbols_of(program: ExportedProgram, inputs: Mapping[str, torch.Tensor], ope
             fails = [at for at in _tried(letters) if not holds(at)]
         condition = condition_from_sympy(known, names)
         if holds is None or (fails and condition is None):
-            fact = f"{name}: the module's control flow depends on sizes by {said}, which is no condition of letters"
-            raise InputError(fact, hint=f"without {', '.join(found.sizes)} open")
+            fact = (
+                f"{name}: the module's control flow depends on {', '.join(letters)} by {known}, which is no condition"
+            )
+            raise InputError(fact, hint=f"without {', '.join(letters)} open")
         if fails and condition is not None and condition not in found.conditions:
             found.conditions.append(condition)
         elif not fails:
