@@ -119,7 +119,7 @@ class CompiledNetwork:
         """Files of kernels; none on a CPU, where ATen convolves."""
         if not self.target.is_gpu:
             return ()
-        return convolution_files(self.program, self.target.known(), self.measured, open=self.any_extents)
+        return convolution_files(self.program, self.target.known(), self.measured, self.any_extents)
 
     @property
     def _tf32(self) -> Tf32:

@@ -121,7 +121,7 @@ class OfRow(NamedTuple):
 
 
 def convolution_files(
-    program: Program, target: Target, measured: Measured | None = None, *, open: bool = False
+    program: Program, target: Target, measured: Measured | None = None, open: bool = False
 ) -> tuple[ConvolutionFile, ...]:
     """Files for the convolutions of a program on a GPU, those that are alike once.
 
