@@ -274,9 +274,7 @@ class Chunk:
         for path, name in both.inputs.items():
             if path in self.caches:
                 out = self.caches[path]
-                blocks[path] = (
-                    outputs[out].contiguous() if out in handed else self._own(out, outputs[out], name, sizes)
-                )
+                blocks[path] = outputs[out].contiguous() if out in handed else self._own(out, outputs[out], name, sizes)
                 halos += [path] * (out in handed)
             else:
                 blocks[path] = self._zeros(name, sizes)

@@ -95,7 +95,7 @@ def test_streams_are_what_one_shot_makes(grid: str, rows: tuple[int, int], each:
         last, state = steady(z[:, :, 1 + each * (count - 1) :], state)
         moved = [one for one in transport.sent[before:] if one.collective != "all_gather"]  # of y
         net, mesh, again = steady.package.NET, steady.network._mesh, 0.0
-        boxes = steady.both.boxes(samples)
+        boxes = steady.both.boxes((samples,))
         for path, block in state.blocks.items():
             name = steady.both.inputs[path]
             where = net.region(name, mesh, batch=samples, halo=path in state.halos)
@@ -146,7 +146,7 @@ def test_a_state_is_of_its_stream_and_may_be_used_again() -> None:
 
     first, *rest = on_ranks(given, program)
     assert "is of another stream" in first[0]
-    assert "the state before is of 1 samples, the chunk of 2" in first[1]
+    assert "the state before is of N=1, the chunk of N=2" in first[1]
     assert "the last argument of a later chunk is the state before it, got a Tensor" in first[2]
     assert "got a type" in first[3]
     assert "states: state 1 on ranks [0], state 3 on ranks [1]" in first[4]
