@@ -90,7 +90,7 @@ class CompiledNetwork:
         other: the same for sizes that no other extent has; `more`: for others, of a graph with open extents.
         any_sizes: the graph's rows, for which sizes.
         measured: configurations of a GPU's kernels that the tuner's databases say (tune/apply.py).
-        any_extents: a GPU's kernels serve other extents than the graph's, too.
+        any_extents: a GPU's kernels serve other extents than the graph's, too; those of open extents always do.
     """
 
     graph: Graph
@@ -119,7 +119,9 @@ class CompiledNetwork:
         """Files of kernels; none on a CPU, where ATen convolves."""
         if not self.target.is_gpu:
             return ()
-        return convolution_files(self.program, self.target.known(), self.measured, self.any_extents)
+        return convolution_files(
+            self.program, self.target.known(), self.measured, self.any_extents or bool(self.graph.open)
+        )
 
     @property
     def _tf32(self) -> Tf32:
