@@ -60,7 +60,6 @@ from convgen.passes.start_halos import StartHalos
 from convgen.passes.widen_halos import WidenHalos
 from convgen.plan.program.overlapped import overlapped
 from convgen.program.network import Program
-from convgen.spec.aten.sizes import for_any_sizes
 from convgen.spec.exported import graph_of
 
 INSIDE = "CONVGEN_BENCH_NAMESPACE"
@@ -160,7 +159,7 @@ def programs(case: Case) -> tuple[CompiledNetwork, dict[str, torch.Tensor], dict
 
 
 def write(compiled: CompiledNetwork, tensors: Any, program: Program, folder: Path) -> None:
-    other = program_like(program, for_any_sizes(compiled.graph).many)
+    other = program_like(program, compiled.any_sizes.many)
     write_package(folder, files_of(replace(compiled, program=program, other=other), tensors), "the folder")
 
 

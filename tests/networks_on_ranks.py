@@ -24,7 +24,6 @@ from convgen.algebra.grid import Grid
 from convgen.cost.network import volume as volume_of
 from convgen.network_compiler import CompiledNetwork, compile_network, program_like
 from convgen.passes.contract import NetworkPass
-from convgen.spec.aten.sizes import for_any_sizes
 from convgen.spec.exported import graph_of
 from convgen.spec.exported_state import as_pairs
 from convgen.spec.graph import Graph
@@ -358,7 +357,7 @@ def with_passes(compiled: CompiledNetwork, *passes: NetworkPass) -> CompiledNetw
     program = compiled.plain
     for one in passes:
         program = one.run(program)
-    return replace(compiled, program=program, other=program_like(program, for_any_sizes(compiled.graph).many))
+    return replace(compiled, program=program, other=program_like(program, compiled.any_sizes.many))
 
 
 def volume(compiled: CompiledNetwork, forward: Sequence[Any], backward: Sequence[Any]) -> str:

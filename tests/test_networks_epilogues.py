@@ -30,7 +30,6 @@ from convgen.plan.program.edited import read_text
 from convgen.program.network import Program
 from convgen.program.network_text import show
 from convgen.program.verify.network import verify_network
-from convgen.spec.aten.sizes import for_any_sizes
 from convgen.spec.exported import graph_of
 from convgen.spec.graph_edit import with_dtype
 from convgen.verify.interpreter import launch
@@ -243,7 +242,7 @@ def in_pieces(dtype: str, **grid: int) -> tuple[CompiledNetwork, dict[str, Tenso
 
 
 def for_many(one: CompiledNetwork) -> Program:
-    return program_like(one.plain, for_any_sizes(one.graph).many)
+    return program_like(one.plain, one.any_sizes.many)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])

@@ -35,7 +35,6 @@ from convgen.program.network import Program
 from convgen.program.network_text import show
 from convgen.program.rows import PlacedRow, in_parts
 from convgen.program.verify.network import faults, verify_network
-from convgen.spec.aten.sizes import for_any_sizes
 from convgen.spec.exported import graph_of
 from convgen.verify.interpreter import launch
 from convgen.verify.network import check_network, report_text
@@ -315,7 +314,7 @@ def test_the_pass_leaves_few_channels_and_what_travels_by_chunks() -> None:
 
 def test_another_number_of_samples_has_the_same_parts() -> None:
     one, _ = small()
-    other = program_like(one.program, for_any_sizes(one.graph).many)
+    other = program_like(one.program, one.any_sizes.many)
     assert not [*faults(other)]
     assert [in_parts(row, other.grid) for row in rows_of(other)] == [
         in_parts(row, one.program.grid) for row in rows_of(one.program)
