@@ -146,13 +146,14 @@ def test_a_package_imports_the_emulator_alone_and_its_sgd_is_torchs() -> None:
 
 
 def test_what_network_prints_is_what_a_run_counts(tmp_path: Path) -> None:
-    """Row by row, and in all."""
+    """Row by row, and in all; its picture has layers, sums and what is left."""
     graph = written(tmp_path, "lenet", [3, 1, 16, 16])
     report = trained(graph, {"M": 2, "N": 1})
-    said = CliRunner().invoke(
-        cli, ["sw26010", "network", str(tmp_path / "network.yaml"), "--grid", "M=2,N=1", "--json"]
-    )
+    arguments = ["sw26010", "network", str(tmp_path / "network.yaml"), "--grid", "M=2,N=1", "--json"]
+    said = CliRunner().invoke(cli, [*arguments, "--plot", str(tmp_path / "step.svg")])
     assert said.exit_code == 0, said.output
+    drawn = (tmp_path / "step.svg").read_text()
+    assert all(f">{word}<" in drawn for word in ("conv1", "ip1", "sums", "all-reduce", "the others"))
     (step,) = json.loads(said.stdout)
     account = report.mesh.accounts[step["rank"]]  # type: ignore[union-attr]
     found = {(row["row"], row["part"]): row for row in step["rows"]}

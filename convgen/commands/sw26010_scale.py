@@ -118,7 +118,12 @@ def io_command(
     help="Of nodes and core groups, e.g. M=2,N=4: a step of the compiled network instead, row by row.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="The numbers as JSON.")
-@click.option("--plot", type=Picture(), metavar="FILE", help="Draw speedups and shares of communication up to --nodes.")
+@click.option(
+    "--plot",
+    type=Picture(),
+    metavar="FILE",
+    help="Draw speedups and shares of communication up to --nodes; with --grid the first network's step by row.",
+)
 def network_command(
     files: tuple[str, ...], batch: str | None, nodes: int, plans: Any, layers: bool, grid: str | None, as_json: bool,
     plot: Path | None,
@@ -131,10 +136,10 @@ def network_command(
     from convgen.sw26010.training.report import network_json, network_text
 
     if grid is not None:
-        if batch is not None or nodes != 1 or plans != "model" or layers or plot is not None:
+        if batch is not None or nodes != 1 or plans != "model" or layers:
             fact = "--grid says nodes, and compiles the file's own samples by the model, every layer"
-            raise InputError(fact, hint="--grid M=2,N=4 alone, or with --json")
-        _compiled_steps(files, grid, as_json)
+            raise InputError(fact, hint="--grid M=2,N=4 alone, or with --json, --plot")
+        _compiled_steps(files, grid, as_json, plot)
         return
     batches = [] if batch is None else numbers("--batch", batch, MOST_BATCH)
     networks = [_layers_of(file, batches) for file in files]
@@ -143,10 +148,15 @@ def network_command(
     draw(plot, lambda: scaling_page(*given))
 
 
-def _compiled_steps(files: Sequence[str], grid: str, as_json: bool) -> None:
+def _compiled_steps(files: Sequence[str], grid: str, as_json: bool, plot: Path | None) -> None:
     from convgen.commands.networks import compile_graphs, echo_kernels
+    from convgen.sw26010.training.compiled import compiled_step
+    from convgen.sw26010.training.compiled_plot import step_page
 
-    echo_kernels(compile_graphs(files, grid=grid, algorithm=None, dtype=None, target="sw26010"), as_json)
+    found = compile_graphs(files, grid=grid, algorithm=None, dtype=None, target="sw26010")
+    echo_kernels(found, as_json)
+    one = found[0].compiled
+    draw(plot, lambda: step_page(compiled_step(one.program, one.graph.modes, one.graph.batch)))
 
 
 @click.command("table3")
