@@ -252,8 +252,8 @@ def _exported(question: Question) -> Exported:
     """The graph of training, which is that of evaluation too where that works; else, and where extents are open, of
     the module's mode."""
     module, inputs = question.module, question.inputs
-    how: dict[str, Any] = {"name": question.name, "opened": question.opened}
-    how["source"] = f"{type(module).__module__}.{type(module).__qualname__}"
+    how: dict[str, Any] = {"name": question.name, "source": f"{type(module).__module__}.{type(module).__qualname__}"}
+    how |= {"opened": question.opened} if question.opened else {}
     if module.training or question.opened:
         return exported(module, inputs, **how)
     try:

@@ -19,6 +19,7 @@ from convgen.network_compiler import CompiledNetwork
 from convgen.operations.bound import Bound
 from convgen.spec.aten.describe import Described
 from convgen.spec.aten.reader import Tensor as Known
+from convgen.spec.aten.sizes import AnySizes
 from convgen.spec.graph import Graph, Value
 from convgen.verify.processes import spawn
 from convgen.verify.virtual import World
@@ -79,7 +80,8 @@ def compiled(draw: Random, grid: Grid, ones: Sequence[One]) -> CompiledNetwork:
     rows = tuple(one.bound for one in ones)
     described = Described(tensors, rows, tuple(range(len(rows))), ())
     program = free_program(draw, graph, described, grid)
-    return CompiledNetwork(graph, described, program, program, program, None)
+    alone = AnySizes(graph, described, described, (), (graph.sizes,), ())
+    return CompiledNetwork(graph, described, program, program, program, alone, None)
 
 
 def wrong(draw: Random, kinds: Sequence[str], count: int, grid: Grid, *, processes: bool = False) -> list[str]:
