@@ -130,7 +130,6 @@ Dims = frozenset[tuple[str, int]]  # an operand or a result by its name, and a d
 
 def open_dims(signatures: Sequence[Signature]) -> Dims:
     """Of a row at several sizes, dimensions that are read by rows that differ: extents known at run time only."""
-    first = signatures[0]
     found: set[tuple[str, int]] = set()
     for places in zip(*((*s.inputs, *s.results) for s in signatures), strict=True):
         for d, made in enumerate(places[0].dims):
@@ -138,7 +137,7 @@ def open_dims(signatures: Sequence[Signature]) -> Dims:
                 ones = zip(places, signatures, strict=True)
                 read = {(o.shape[d], o.dims[d], s.extent[made.indices[0]]) for o, s in ones}
                 found |= {(places[0].name, d)} if len(read) > 1 else set()
-    return frozenset(found) if len(signatures) > 1 and first.inputs else frozenset()
+    return frozenset(found)
 
 
 @lru_cache(maxsize=4096)

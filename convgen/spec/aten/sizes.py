@@ -73,8 +73,8 @@ def for_any_sizes(graph: Graph, device: str = "") -> AnySizes:
         fit = Fit(probes, extents)
         try:
             here = _at(at_probes, fit, graph.sizes)
-            many = _at(at_probes, fit, probes[0])
-            more = tuple(_at(at_probes, fit, sizes) for sizes in probes[1:]) if graph.open else ()
+            many, *others = (_there(at_probes, k) for k in range(len(probes) if graph.open else 1))
+            more = tuple(others)
             return AnySizes(graph, here, many, more, (graph.sizes, *probes[: 1 + len(more)]), extents)
         except _NoExpressionError as error:
             if graph.open:
@@ -219,6 +219,13 @@ def _at(probes: Sequence[Described], fit: Fit, sizes: Sizes) -> Described:
         for n, t in first.tensors.items()
     }
     return replace(first, rows=tuple(rows), tensors=tensors)
+
+
+def _there(probes: Sequence[Described], k: int) -> Described:
+    """The rows at a probe, with signatures that hold for any sizes."""
+    pairs = zip(*(p.rows for p in probes[:2]), probes[k].rows, strict=True)
+    rows = (replace(r, operation=r.operation.for_any(a.operation, b.operation)) for a, b, r in pairs)
+    return replace(probes[k], rows=tuple(rows))
 
 
 def _sized(ones: tuple[Any, ...], fit: Fit, sizes: Sizes) -> Any:
