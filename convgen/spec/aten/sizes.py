@@ -197,12 +197,13 @@ def _at(probes: Sequence[Described], fit: Fit, sizes: Sizes) -> Described:
     for other in others:
         if len(first.rows) != len(other.rows) or first.tensors.keys() != other.tensors.keys():
             raise _NoExpressionError("a call has other rows at other sizes")
-    known: dict[tuple[Operation, ...], Operation] = {}
+    known: dict[tuple[tuple[Operation, ...], str], Operation] = {}
 
     def operation(ones: tuple[Operation, ...]) -> Operation:
-        if ones not in known:
-            known[ones] = cast("Operation", _sized(ones, fit, sizes)).for_any(*ones[:2])
-        return known[ones]
+        key = (ones, repr(ones[0]))  # times 2 equals times 2.0
+        if key not in known:
+            known[key] = cast("Operation", _sized(ones, fit, sizes)).for_any(*ones[:2])
+        return known[key]
 
     rows: list[Bound] = []
     for ones in zip(*(p.rows for p in probes), strict=True):
