@@ -26,7 +26,6 @@ from convgen.kernels.choose import choose_kernels
 from convgen.kernels.source import Kernel
 from convgen.knobs import verify_schedules
 from convgen.passes.contract import After, Context, SchedulePass, run_passes, tell
-from convgen.passes.drop_single_rank import DropSingleRank
 from convgen.passes.fuse_bias import FuseBias
 from convgen.passes.fuse_layouts import FuseLayouts
 from convgen.passes.hold_x import HoldX
@@ -41,7 +40,7 @@ from convgen.spec.layer import Layer
 from convgen.spec.source import locate
 from convgen.spec.target import read_target
 
-PIPELINE: tuple[SchedulePass, ...] = (DropSingleRank(), FuseBias(), HoldX(), Share(), FuseLayouts())
+PIPELINE: tuple[SchedulePass, ...] = (FuseBias(), HoldX(), Share(), FuseLayouts())
 SCHEDULES = ("lower", *(p.name for p in PIPELINE))  # stages after which there is a schedule
 
 

@@ -209,7 +209,7 @@ def other_layouts(schedule: Schedule, layout: Layout) -> Iterator[Layout]:
 
 
 def _without_single(schedule: Schedule, layout: Layout) -> Layout:
-    return layout.without(frozenset(a for a, size in schedule.grid.axes if size == 1))
+    return layout.without(schedule.grid.single)
 
 
 def other_types(schedule: Schedule, space: Space) -> Mutants:

@@ -21,7 +21,6 @@ from convgen.compiler import compile_layer
 from convgen.cost.layer_price import LayerPrice, Objective, sent_bytes
 from convgen.cost.machines import load_machine
 from convgen.cost.schedule import ScheduleCost, schedule_cost
-from convgen.passes.drop_single_rank import DropSingleRank, without
 from convgen.passes.fuse_bias import FuseBias
 from convgen.passes.hold_x import HoldX
 from convgen.passes.share import Share
@@ -53,7 +52,7 @@ def cost_of(
     space = price.space
     schedule = lower("s", space, stored, roles, bias=space.conv.bias)
     hold = HoldX(choice="gathered" if held else "stored")
-    return schedule_cost(passed(schedule, space, DropSingleRank(), FuseBias(), hold, Share()), price.model)
+    return schedule_cost(passed(schedule, space, FuseBias(), hold, Share()), price.model)
 
 
 def least(
@@ -82,11 +81,10 @@ def test_prices_are_those_of_the_schedule(objective: Objective, held: bool) -> N
     rng = Random(11)
     for i in range(40):
         problem = random_problem(rng, 12, transposed=i % 5 == 0)
-        single = frozenset(a for a, size in problem.grid.axes if size == 1)
-        grid = Grid(tuple((a, n) for a, n in problem.grid.axes if n > 1))
+        single, grid = problem.grid.single, problem.grid.bare
         price = price_of(problem.conv, grid, rng.choice(MACHINES), objective)
         stored = {t: layout.without(single) for t, layout in problem.stored.items()}
-        roles = {phase: without(problem.roles[phase], single) for phase in PHASES}
+        roles = {phase: problem.roles[phase].without(single) for phase in PHASES}
         found = LayerSearch(price, held, {t: one.axes for t, one in stored.items()}, roles).found()
         assert found.stored == stored
         assert {p: r.nests for p, r in found.roles.items()} == {p: r.nests for p, r in roles.items()}

@@ -17,7 +17,6 @@ from convgen.algebra.space import Space
 from convgen.cost.machines import load_machine
 from convgen.cost.model import Model
 from convgen.cost.schedule import ScheduleCost, schedule_cost
-from convgen.passes.drop_single_rank import DropSingleRank
 from convgen.passes.fuse_bias import FuseBias
 from convgen.passes.hold_x import HoldX
 from convgen.passes.share import Share
@@ -27,7 +26,7 @@ from convgen.program.build import lower
 def cost_of(space: Space, stored: dict[str, Layout], roles: dict[str, Roles], model: Model, held: str) -> ScheduleCost:
     schedule = lower("s", space, stored, roles, bias=space.conv.bias)
     hold = HoldX(choice="gathered" if held == "gathered" else "stored")
-    return schedule_cost(passed(schedule, space, DropSingleRank(), FuseBias(), hold, Share()), model)
+    return schedule_cost(passed(schedule, space, FuseBias(), hold, Share()), model)
 
 
 def test_totals_are_sums_over_phases() -> None:

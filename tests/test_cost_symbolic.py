@@ -24,7 +24,6 @@ from convgen.cost.schedule import schedule_cost, step_cost
 from convgen.cost.symbolic import axis_size, formulas, interior_window, symbol
 from convgen.cost.traffic import elements_sent
 from convgen.errors import InputError
-from convgen.passes.drop_single_rank import DropSingleRank
 from convgen.passes.share import Share
 from convgen.program.build import lower
 from convgen.program.nodes import Convert, Schedule, is_convolution
@@ -41,7 +40,7 @@ def schedule_of(name: str, grid: dict[str, int], layer: Conv) -> tuple[Schedule,
     problem = algorithm_problem(name, layer, Grid(tuple(grid.items())))
     space = Space(layer, problem.grid)
     naive = lower("s", space, problem.stored, problem.roles, bias=layer.bias)
-    return passed(naive, space, DropSingleRank(), Share()), space
+    return passed(naive, space, Share()), space
 
 
 def sent(name: str, grid: dict[str, int], layer: Conv, phase: str, *, kernel: bool = True) -> Any:

@@ -34,7 +34,6 @@ from convgen.cost.timeline import simulate
 from convgen.emit.volume import volume as volume_of_layer
 from convgen.errors import InputError
 from convgen.network_compiler import CompiledNetwork, compile_text
-from convgen.passes.drop_single_rank import DropSingleRank
 from convgen.passes.hold_x import HoldX
 from convgen.passes.share import Share
 from convgen.plan.program.edited import read_text
@@ -140,7 +139,7 @@ def of_schedule(layer: Layer) -> dict[str, list[dict[str, Any]]]:
     """Bytes by phase of the layer's schedule, what is alike fetched once; padding is nowhere in memory."""
     one, space = compile_layer(layer), Space(layer.conv, layer.grid, virtual_padding=True)
     schedule = lower(layer.name, space, one.choice.stored, one.choice.roles, bias=layer.conv.bias)
-    passes = (DropSingleRank(), HoldX(choice=layer.options.hold_x), Share())
+    passes = (HoldX(choice=layer.options.hold_x), Share())
     return volume_of_layer(passed(schedule, space, *passes), space, 8)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -12,18 +13,18 @@ from sampling import draws
 
 from convgen.algebra.conv import Conv, Spatial
 from convgen.algebra.grid import Grid
+from convgen.algebra.layout import Layout
+from convgen.algebra.roles import Roles
 from convgen.algebra.space import Space
 from convgen.cost.schedule import kind_of
 from convgen.errors import InputError
 from convgen.passes.contract import Context, run_passes, with_options
-from convgen.passes.drop_single_rank import DropSingleRank, without
 from convgen.passes.fuse_bias import FuseBias
 from convgen.passes.fuse_layouts import FuseLayouts
 from convgen.passes.hold_x import HoldX
-from convgen.passes.names import named
 from convgen.passes.share import Share
 from convgen.program.build import lower
-from convgen.program.nodes import Schedule
+from convgen.program.nodes import PHASES, Schedule
 from convgen.program.text import parse, show
 from convgen.program.verify import verify
 from convgen.spec.target import CPU
@@ -211,69 +212,32 @@ def test_no_bias_no_change() -> None:
     assert passed(before, space, FuseBias()) is before
 
 
-# ---- drop_single_rank
+# ---- before them: axes of one rank
 
 
 def test_an_axis_of_one_rank_leaves_no_step() -> None:
-    before, space = naive("stationary-w", {"C": 2, "F": 1})
-    assert body(before, "forward") == lines("""
-        forward:
-          %x_gathered = all_gather %x dim=C over=F                     : x[*, C, *, *]
-          %y_partial = conv_forward %x_gathered, %w                    : y[*, F, *, *] partial(C)
-          %y = reduce_scatter %y_partial dim=F over=C                  : y[*, (F,C), *, *]
+    made, space = naive("stationary-w", {"C": 2, "F": 1})
+    verify(made, space)
+    assert lines(show(made))[:2] == lines("""
+        schedule s on grid(C=2, F=1) {
+          stored: x[*, C, *, *] w[*, C] y[*, C, *, *]
     """)
-    after = passed(before, space, DropSingleRank())
-    verify(after, space)
-    assert body(after, "forward") == lines("""
+    assert body(made, "forward") == lines("""
         forward:
           %y_partial = conv_forward %x, %w              : y[*, *, *, *] partial(C)
           %y = reduce_scatter %y_partial dim=F over=C   : y[*, C, *, *]
     """)
-    assert after.grid == before.grid
 
 
-def test_axes_of_several_ranks_stay() -> None:
-    before, space = naive("stationary-w", {"C": 2, "F": 2})
-    assert passed(before, space, DropSingleRank()) is before
-
-
-def test_an_axis_of_one_rank_that_nothing_names_stays() -> None:
-    problem = algorithm_problem("sample", LAYER, Grid((("N", 2),)))
-    grid = Grid((("N", 2), ("idle", 1)))
-    space = Space(LAYER, grid)
-    before = lower("s", space, problem.stored, problem.roles)
-    assert passed(before, space, DropSingleRank()) is before
-
-
-def test_the_choice_of_x_survives_dropping() -> None:
-    before, space = naive("stationary-w", {"C": 2, "F": 1})
-    assert passed(before, space, HoldX(choice="stored"), DropSingleRank()).hold_x == "stored"
-
-
-def test_where_an_axis_of_one_rank_hid_a_simpler_way_it_is_taken() -> None:
-    """It stood inside of `a` on N, so `a` could not go to C by an all-to-all: what is left can."""
-    before = parse("""
-        schedule s on grid(a=2, one=1) {
-          stored: x[(a,one), *, *, *] w[*, a] y[*, *, *, *]
-          roles forward: C=a
-          roles backward_data: C=a
-          roles backward_filter: C=a
-          forward:
-            %x_exchanged = exchange %x dim=N,C over=a      : x[*, a, *, *]
-            %mine = conv_forward %x_exchanged, %w          : y[*, *, *, *] partial(a)
-            %y = all_reduce %mine over=a                   : y[*, *, *, *]
-          backward_data:
-            %dx_local = conv_backward_data %dy, %w         : x[*, a, *, *]
-            %dx = exchange %dx_local dim=N,C over=a        : x[(a,one), *, *, *]
-          backward_filter:
-            %dw = conv_backward_filter %dy, %x_exchanged   : w[*, a]
-        }
-    """)
-    space = Space(LAYER, before.grid)
-    verify(before, space)
-    after = passed(before, space, DropSingleRank())
-    verify(after, space)
-    assert body(after, "forward", "backward_data") == lines("""
+def test_an_axis_of_one_rank_hides_no_simpler_way() -> None:
+    """It stands inside of `a` on N, where `a` could not go to C by an all-to-all: without it, it can."""
+    stored = {
+        "x": Layout("x", (("a", "one"), (), (), ())), "w": Layout("w", ((), ("a",))), "y": Layout("y", ((),) * 4),
+    }  # fmt: skip
+    space = Space(LAYER, Grid((("a", 2), ("one", 1))))
+    made = lower("s", space, stored, dict.fromkeys(PHASES, Roles((("C", ("a",)), ("N", ("one",))))))
+    verify(made, space)
+    assert body(made, "forward", "backward_data") == lines("""
         forward:
           %x_moved = all_to_all %x dim=N,C over=a      : x[*, a, *, *]
           %y_partial = conv_forward %x_moved, %w       : y[*, *, *, *] partial(a)
@@ -285,33 +249,19 @@ def test_where_an_axis_of_one_rank_hid_a_simpler_way_it_is_taken() -> None:
 
 
 @pytest.mark.parametrize("virtual_padding", [False, True])
-def test_without_its_axes_of_one_rank_a_schedule_is_what_lowering_makes(virtual_padding: bool) -> None:
-    changed = 0
+def test_axes_of_one_rank_change_nothing_but_the_grid(virtual_padding: bool) -> None:
+    """A schedule is that of the grid without them, where their ranks are the same."""
+    several = 0
     for seed in range(draws(150)):
         conv, grid, stored, roles = random_problem(Random(seed), 12)
-        space = Space(conv, grid, virtual_padding=virtual_padding)
-        before = lower("s", space, stored, roles, bias=conv.bias)
-        assert named(before) == before
-        single = frozenset(axis for axis, size in grid.axes if size == 1)
+        made = lower("s", Space(conv, grid, virtual_padding=virtual_padding), stored, roles, bias=conv.bias)
+        single = grid.single
         bare = {tensor: layout.without(single) for tensor, layout in stored.items()}
-        wanted = lower("s", space, bare, {p: without(r, single) for p, r in roles.items()}, bias=conv.bias)
-        after = passed(before, space, DropSingleRank())
-        assert after == wanted
-        changed += after is not before
-    assert changed > draws(150) / 4
-
-
-def test_axes_of_one_rank_are_dropped_anywhere_in_the_pipeline() -> None:
-    passes = (FuseBias(), HoldX(), Share(), FuseLayouts(least_part=1, most_boxes=8))
-    for seed in range(draws(40)):
-        conv, grid, stored, roles = random_problem(Random(seed), 12)
-        space = Space(conv, grid, virtual_padding=True)
-        naive = lower("s", space, stored, roles, bias=conv.bias)
-        for place in range(len(passes) + 1):
-            order = (*passes[:place], DropSingleRank(), *passes[place:])
-            schedule = passed(naive, space, *order, target=CUDA)
-            verify(schedule, space)
-            assert passed(schedule, space, DropSingleRank(), target=CUDA) is schedule
+        there = {phase: one.without(single) for phase, one in roles.items()}
+        space = Space(conv, grid.bare, virtual_padding=virtual_padding)
+        assert replace(made, grid=grid.bare) == lower("s", space, bare, there, bias=conv.bias)
+        several += any(a in single for layout in stored.values() for a in layout.used)
+    assert several > draws(150) / 10
 
 
 # ---- all of them
@@ -326,7 +276,7 @@ def test_every_pass_leaves_a_schedule_that_verifies_and_is_done_at_once(chunk: i
         space = Space(conv, grid, virtual_padding=target.pads_virtually)
         schedule = lower("s", space, stored, roles, bias=conv.bias)
         held = HoldX(choice="stored" if rng.random() < 0.5 else "gathered")
-        for one in (DropSingleRank(), FuseBias(), held, Share(), FuseLayouts(least_part=1, most_boxes=8)):
+        for one in (FuseBias(), held, Share(), FuseLayouts(least_part=1, most_boxes=8)):
             verify(schedule, space)
             before = schedule
             schedule = passed(before, space, one, target=target)

@@ -18,7 +18,6 @@ from convgen.algebra.layout import Axes, Layout, Window
 from convgen.algebra.redistribute import redistribute
 from convgen.algebra.roles import nest
 from convgen.algebra.space import Space
-from convgen.passes.drop_single_rank import DropSingleRank
 from convgen.passes.fuse_bias import FuseBias
 from convgen.passes.share import Share
 from convgen.program.build import lower
@@ -37,7 +36,7 @@ def schedule_of(name: str, grid: dict[str, int], conv: Conv | None = None) -> Sc
     problem = algorithm_problem(name, conv, Grid(tuple(grid.items())))
     space = Space(conv, problem.grid)
     naive = lower("s", space, problem.stored, problem.roles, bias=conv.bias)
-    schedule = passed(naive, space, DropSingleRank(), FuseBias(), Share())
+    schedule = passed(naive, space, FuseBias(), Share())
     verify(schedule, space)
     return schedule
 

@@ -22,7 +22,6 @@ from convgen.algebra.layout import Layout
 from convgen.algebra.roles import nest
 from convgen.algebra.space import Space
 from convgen.operations.layer import ROWS_OF_X
-from convgen.passes.drop_single_rank import DropSingleRank
 from convgen.passes.fuse_bias import FuseBias
 from convgen.passes.hold_x import HoldX
 from convgen.passes.share import Share
@@ -37,7 +36,7 @@ def naive(problem: Problem, space: Space) -> Schedule:
 
 def compiled(problem: Problem, space: Space, hold: str = "gathered") -> Schedule:
     held = HoldX(choice="stored" if hold == "stored" else "gathered")
-    return passed(naive(problem, space), space, DropSingleRank(), FuseBias(), held, Share())
+    return passed(naive(problem, space), space, FuseBias(), held, Share())
 
 
 def check(problem: Problem, seed: int, *schedules: Schedule) -> None:

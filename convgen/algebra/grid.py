@@ -65,6 +65,16 @@ class Grid:
         planes = np.indices(shape, dtype=np.int64).reshape(len(shape), -1)
         return {name: planes[i] for i, name in enumerate(self.names)}
 
+    @cached_property
+    def single(self) -> frozenset[str]:
+        """Axes of one rank, which split nothing, copy nothing and sum nothing."""
+        return frozenset(name for name, size in self.axes if size == 1)
+
+    @cached_property
+    def bare(self) -> Grid:
+        """The grid without its axes of one rank."""
+        return Grid(tuple((name, size) for name, size in self.axes if size > 1))
+
     def over(self, axes: Iterable[str]) -> int:
         """How many ranks differ only along `axes`."""
         return prod(self.sizes[a] for a in axes)

@@ -36,6 +36,11 @@ class Roles:
                 return axes
         return ()
 
+    def without(self, dropped: frozenset[str]) -> Roles:
+        """The same roles where the dropped axes have one rank each."""
+        nests = ((role, tuple(a for a in axes if a not in dropped)) for role, axes in self.nests)
+        return Roles(tuple((role, axes) for role, axes in nests if axes), self.rows)
+
     def __str__(self) -> str:
         return (roles_text(self.nests) or "none") + (" rows=input" if self.rows == "input" else "")
 

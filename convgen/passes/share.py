@@ -16,13 +16,13 @@ Leaves: conversions of w (forward's is gone by backward; keeping it would cost a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from convgen.algebra.layout import Layout
 from convgen.passes.contract import Context, SchedulePass
-from convgen.passes.names import rename
-from convgen.program.nodes import RESULTS, Convert, Schedule, Step, reads
+from convgen.program.nodes import RESULTS, Compute, Convert, Schedule, Step, reads
 
 Key = tuple[str, str, tuple[str, ...], Layout]
 
@@ -50,7 +50,7 @@ class Share(SchedulePass):
         for steps in (schedule.backward_data, schedule.backward_filter):
             kept: list[Step] = []
             for old in steps:
-                step = rename(old, names)
+                step = _reading(old, names)
                 # A result keeps its own name; only inputs are shared.
                 if isinstance(step, Convert) and step.result not in RESULTS:
                     first = known.setdefault(key_of(step), step.result)
@@ -65,6 +65,18 @@ class Share(SchedulePass):
         if data == schedule.backward_data and filter_ == schedule.backward_filter:
             return schedule
         return replace(schedule, backward_data=data, backward_filter=filter_)
+
+
+def _reading(step: Step, names: Mapping[str, str]) -> Step:
+    """A step that reads values by other names; the same object where it reads none of them."""
+    if names.keys().isdisjoint(reads(step)):
+        return step
+    match step:
+        case Compute():
+            inputs, own = (tuple(names.get(v, v) for v in values) for values in (step.inputs, step.own))
+            return replace(step, inputs=inputs, own=own)
+        case Convert():
+            return replace(step, source=names[step.source])
 
 
 def _without_unread(sections: list[tuple[Step, ...]]) -> list[tuple[Step, ...]]:

@@ -22,7 +22,6 @@ from convgen.algebra.roles import Roles, default_nesting, nest, settle_groups
 from convgen.algebra.space import Space
 from convgen.cost.layer_price import LayerPrice, Objective
 from convgen.cost.machine import Machine
-from convgen.passes.drop_single_rank import without
 from convgen.plan.layer_search import FoundLayout, LayerSearch
 from convgen.spec.layer import Layer
 
@@ -61,17 +60,16 @@ def choose(layer: Layer, space: Space, machine: Machine, objective: Objective = 
         label, told, stored, roles = "auto", "", {}, {}
     else:
         label, told, stored, roles = _named(layer.algorithm, layer, space)
-    single = frozenset(name for name, size in layer.grid.axes if size == 1)
     found = _searched(
         layer.conv,
-        Grid(tuple((a, n) for a, n in layer.grid.axes if n > 1)),
+        layer.grid.bare,
         space.virtual_padding,
         machine,
         layer.dtype,
         objective,
         layer.options.hold_x == "gathered",
-        tuple(layout.without(single) for layout in stored.values()),
-        tuple((phase, without(r, single)) for phase, r in roles.items()),
+        tuple(layout.without(layer.grid.single) for layout in stored.values()),
+        tuple((phase, r.without(layer.grid.single)) for phase, r in roles.items()),
     )
     chosen = {phase: Roles(roles.get(phase, r).nests, r.rows) for phase, r in found.roles.items()}
     return Choice(stored or dict(found.stored), chosen, label, (told or _told(found, objective),))

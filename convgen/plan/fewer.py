@@ -79,8 +79,7 @@ def with_idle(grid: Grid, ranks: int) -> Grid:
     """
     if grid.ranks == ranks:
         return grid
-    axes = tuple((a, n) for a, n in grid.axes if n > 1)
-    return Grid(((IDLE, ranks // grid.ranks), *axes))
+    return Grid(((IDLE, ranks // grid.ranks), *grid.bare.axes))
 
 
 def without_idle(grid: Grid) -> Grid:

@@ -48,7 +48,7 @@ def lay_out(parts: Parts, grid: Grid, algorithm: str | None = None) -> Program:
     """
     name, tensors, rows, updates, outputs, fixed, *_ = parts
     rule = _rule(grid, algorithm, {*grid.names} if fixed else {a for one in parts.given for a in one.axes})
-    bare = Grid(tuple((a, n) for a, n in grid.axes if n > 1))
+    bare = grid.bare
     given = given_rows(rows, parts.given, grid)
     by_name = {t.name: t for t in tensors}
     bared = {n: tuple(tuple(a for a in axes if a in bare.names) for axes in s) for n, s in fixed.items()}

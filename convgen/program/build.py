@@ -1,7 +1,8 @@
 """Lowering: from stored layouts and roles to a naive schedule that is correct and easy to read.
 
 Each phase on its own: convert the inputs to what their roles want, convolve locally, convert the result
-to how it is stored. Sharing is left to the passes.
+to how it is stored. Sharing is left to the passes. Axes of one rank are in no type, role or step: a type without
+them says the same of every rank, and has the simpler conversions. The grid keeps them, as the mesh does.
 """
 
 from __future__ import annotations
@@ -54,10 +55,11 @@ def lower(
         stored: layouts of x, w and y; dx, dw, dy and bias follow.
         roles: for each phase.
     """
-    names = _Names()
-    types = {"x": stored["x"], "w": stored["w"], "y": stored["y"]}
+    names, single = _Names(), space.grid.single
+    types = {tensor: stored[tensor].without(single) for tensor in ("x", "w", "y")}
+    roles = {phase: roles[phase].without(single) for phase in PHASES}
     if bias:
-        types["bias"] = bias_layout(stored)
+        types["bias"] = bias_layout(types)
     forward, data, filter_ = (_lower_phase(space, phase, roles[phase], types, names) for phase in PHASES)
     return Schedule(
         name=name,

@@ -114,10 +114,9 @@ def _other_layer(schedule: Schedule, expected: Expected) -> Iterator[tuple[str, 
     stored = [layout.tensor for _, layout in schedule.stored]
     if stored != tensors:
         yield "stored:", f"stored are {', '.join(stored)}, and the layer has {', '.join(tensors)}"
-    single = frozenset(axis for axis, size in grid.axes if size == 1)
     for tensor, layout in schedule.stored:
         said = None if expected.stored is None else expected.stored.get(tensor)
-        if said is not None and layout.without(single) != said.without(single):
+        if said is not None and layout.without(grid.single) != said.without(grid.single):
             yield "stored:", f"{layout} is stored, and the layer file says {said}"
 
 

@@ -154,7 +154,7 @@ class Search:
         self.given = {**fixed, **self.placed.stored}
         self.grid, self.effort, self.room = grid, effort, room
         self.counted = replace(room, memory_bytes=None, regather=False)
-        self.bare = Grid(tuple((a, n) for a, n in grid.axes if n > 1))
+        self.bare = grid.bare
         self.price = price or price_on(self.bare, machine, dtype)
         self.tensors = {t.name: t for t in tensors}
         first: dict[str, int] = {}

@@ -54,7 +54,7 @@ def program_of(plan: PlanFile, parts: Parts, *, bare: bool = True) -> Program:
         raise InputError(
             f"the plan has {len(plan.rows)} rows, the network {len(rows)}", ("rows",), hint="plan it again"
         )
-    grid = Grid(tuple((a, n) for a, n in plan.grid.axes if n > 1)) if bare else plan.grid
+    grid = plan.grid.bare if bare else plan.grid
     stored = {n: _on(grid, plan.values.get(n) or ((),) * len(t.shape)) for n, t in known.items()}
     for n, t in known.items():
         if len(stored[n]) != len(t.shape):
