@@ -72,8 +72,8 @@ def compare(conv: Conv, grid: Grid, machine: Machine) -> Result:
     def plan(found: FoundLayout) -> Plan:
         schedule = lower("layer", space, found.stored, found.roles, bias=conv.bias)
         cost = schedule_cost(Share().run(FuseBias().run(schedule, context), context), price.model)
-        assert cost.time_ps() == found.price
-        return Plan(found.stored, found.roles, (found.price, cost.sent_bytes()))
+        assert cost.total().time_ps == found.price
+        return Plan(found.stored, found.roles, (found.price, cost.total().sent_bytes))
 
     named = [
         (LayerSearch(price, True, {t: one.axes for t, one in stored.items()}, roles).found(), name)

@@ -172,7 +172,7 @@ def compiled() -> dict[str, Compiled | tuple[Any, ...]]:
 def modelled_s(case: Compiled | tuple[Any, ...], machine: Machine) -> float:
     if isinstance(case, tuple):
         return simulate(case[0].program, machine, "float32").end_s
-    return schedule_cost(case.schedule, Model(case.space, machine, "float32")).seconds()
+    return schedule_cost(case.schedule, Model(case.space, machine, "float32")).total().seconds
 
 
 @click.group(help=(__doc__ or "").split("\n")[0], context_settings={"help_option_names": ["-h", "--help"]})

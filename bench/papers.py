@@ -220,7 +220,7 @@ def print_choice() -> None:
 def sent(layer: Layer, algorithm: str, letter: str, machine: Machine) -> int:
     one = compile_layer(replace(layer, grid=Grid(((letter, 4),)), algorithm=algorithm), machine=machine)
     cost: ScheduleCost = schedule_cost(one.schedule, Model(one.space, machine, "float32"))
-    return cost.sent_bytes("forward", "backward_data") // 4
+    return cost.total("forward", "backward_data").sent_bytes // 4
 
 
 def main() -> None:

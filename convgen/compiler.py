@@ -14,10 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from convgen.algebra.space import Space
 from convgen.cost.machine import Machine
 from convgen.cost.machines import default_machine
+from convgen.cost.model import Model
+from convgen.cost.schedule import ScheduleCost, schedule_cost
 from convgen.emit.local_mesh import MeshPlans, mesh_plans
 from convgen.emit.module import emit_module
 from convgen.emit.paste import SharedRuntime
@@ -69,6 +72,11 @@ class Compiled:
     choice: Choice
     schedule: Schedule
     options: str = ""  # of the command line, where they differ from the defaults
+
+    @cached_property
+    def cost(self) -> ScheduleCost:
+        """What the schedule costs on the machine."""
+        return schedule_cost(self.schedule, Model(self.space, self.machine, self.layer.dtype))
 
     def module(self, beside: SharedRuntime | None = None, after: Sequence[After] = ()) -> str:
         """Source of the generated module. Raises InputError: a convolution that the target can't do.

@@ -10,8 +10,6 @@ from generate import random_layout, random_roles
 
 from convgen.algebra.conv import PHASES
 from convgen.compiler import Compiled, compile_layer
-from convgen.cost.model import Model
-from convgen.cost.schedule import schedule_cost
 from convgen.errors import InputError
 from convgen.spec.build import layer_from_dict
 
@@ -30,7 +28,7 @@ def told(one: Compiled) -> tuple[str, dict[str, str]]:
 
 
 def seconds(one: Compiled) -> float:
-    return schedule_cost(one.schedule, Model(one.space, one.machine, one.layer.dtype)).seconds()
+    return one.cost.total().seconds
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def least(
     splits = any(last.axes(letter) for letter in price.space.conv.letters)
     filters = [replace(last, rows=rows) for rows in (("output", "input") if splits else ("output",))]
     costs = [cost_of(price, stored, {**roles, "backward_filter": r}, held=held) for r in filters]
-    return min(c.time_ps() for c in costs), min(c.sent_bytes() for c in costs)
+    return min(c.total().time_ps for c in costs), min(c.total().sent_bytes for c in costs)
 
 
 def named(conv: Conv, grid: Grid) -> Iterator[tuple[str, dict[str, Layout], dict[str, Roles]]]:
@@ -90,9 +90,10 @@ def test_prices_are_those_of_the_schedule(objective: Objective, held: bool) -> N
         assert {p: r.nests for p, r in found.roles.items()} == {p: r.nests for p, r in roles.items()}
         cost = cost_of(price, stored, found.roles, held=held)
         if objective == "seconds":
-            assert found.price == cost.time_ps() == least(price, stored, roles, held=held)[0], problem
+            assert found.price == cost.total().time_ps == least(price, stored, roles, held=held)[0], problem
         else:
-            assert sent_bytes(found.price) == cost.sent_bytes() == least(price, stored, roles, held=held)[1], problem
+            sent = cost.total().sent_bytes
+            assert sent_bytes(found.price) == sent == least(price, stored, roles, held=held)[1], problem
 
 
 @pytest.mark.parametrize("sizes", [(4,), (2, 2), (3, 2), (2, 2, 2), (4, 2, 2)])
@@ -105,7 +106,7 @@ def test_never_dearer_than_named(sizes: tuple[int, ...]) -> None:
         held = rng.random() < 0.5
         price = price_of(rng.choice((small, wide)), grid_of(*sizes), rng.choice(MACHINES))
         found = found_by(price, held=held)
-        assert found.price == cost_of(price, found.stored, found.roles, held=held).time_ps()
+        assert found.price == cost_of(price, found.stored, found.roles, held=held).total().time_ps
         for name, stored, roles in named(price.space.conv, price.grid):
             assert found.price <= least(price, stored, roles, held=held)[0], (name, price.space.conv)
 
@@ -190,7 +191,7 @@ def test_nothing_to_split_means_copies() -> None:
     price = price_of(Conv(1, 1, 1, (Spatial("W", 1, 1),)), grid_of(2, 2))
     found = found_by(price)
     assert {str(r) for r in found.roles.values()} == {"none"}
-    assert cost_of(price, found.stored, found.roles).sent_bytes() == 0
+    assert cost_of(price, found.stored, found.roles).total().sent_bytes == 0
 
 
 def test_fewest_copies_where_costs_are_equal() -> None:
@@ -206,7 +207,7 @@ def test_groups_are_split_without_communication() -> None:
     price = price_of(conv, grid_of(4))
     found = found_by(price)
     assert {str(r) for r in found.roles.values()} == {"G=a"}
-    assert cost_of(price, found.stored, found.roles).sent_bytes() == 0
+    assert cost_of(price, found.stored, found.roles).total().sent_bytes == 0
 
 
 def test_bytes_as_the_objective() -> None:
@@ -221,7 +222,7 @@ def test_bytes_as_the_objective() -> None:
             return all(of.imbalance(p, way) <= BALANCE for p, way in ways)
 
         assert is_even(found.roles)
-        sent = cost_of(price, found.stored, found.roles).sent_bytes()
+        sent = cost_of(price, found.stored, found.roles).total().sent_bytes
         for _, stored, roles in named(layer.conv, layer.grid):
             if is_even(roles):
                 assert sent <= least(price, stored, roles)[1]

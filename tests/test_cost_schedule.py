@@ -34,9 +34,9 @@ def test_totals_are_sums_over_phases() -> None:
     problem = random_problem(rng, 8)
     space = Space(replace(problem.conv, bias=True), problem.grid)
     cost = cost_of(space, problem.stored, problem.roles, Model(space, load_machine("cpu"), "float64"), "gathered")
-    assert cost.time_ps() == sum(cost.time_ps(p) for p in ("forward", "backward_data", "backward_filter"))
-    assert cost.sent_bytes() == sum(s.cost.sent_bytes for s in cost.steps)
-    assert cost.seconds() == pytest.approx(sum(s.cost.seconds for s in cost.steps))
+    assert cost.total().time_ps == sum(cost.total(p).time_ps for p in ("forward", "backward_data", "backward_filter"))
+    assert cost.total().sent_bytes == sum(s.cost.sent_bytes for s in cost.steps)
+    assert cost.total().seconds == pytest.approx(sum(s.cost.seconds for s in cost.steps))
     assert all(s.cost.sent_bytes == 8 * s.cost.elements for s in cost.steps)
 
 
@@ -49,7 +49,7 @@ def test_flops_of_one_rank() -> None:
         space, stored, dict.fromkeys(PHASES, Roles(())), Model(space, load_machine("cpu"), "float32"), "gathered"
     )
     assert [s.cost.flops for s in cost.steps] == [2 * 2 * 10 * 6 * 9 * 7 * 9] * 3
-    assert cost.sent_bytes() == 0
+    assert cost.total().sent_bytes == 0
 
 
 def test_groups_divide_the_flops() -> None:
@@ -73,7 +73,7 @@ def test_faster_links_and_devices_cost_less() -> None:
         problem = random_problem(rng, 8)
         space = Space(problem.conv, problem.grid)
         times = [
-            cost_of(space, problem.stored, problem.roles, Model(space, m, "float32"), "gathered").time_ps()
+            cost_of(space, problem.stored, problem.roles, Model(space, m, "float32"), "gathered").total().time_ps
             for m in (machine, faster, stronger)
         ]
         assert times[1] <= times[0]

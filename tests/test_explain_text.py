@@ -15,8 +15,6 @@ from convgen.algebra.conv import Conv, Spatial
 from convgen.algebra.grid import Grid
 from convgen.algebra.space import Space
 from convgen.compiler import Compiled, compile_layer
-from convgen.cost.model import Model
-from convgen.cost.schedule import schedule_cost
 from convgen.cost.symbolic import axis_size, formulas
 from convgen.emit.volume import volume
 from convgen.explain.formula import NO_FORM, formula_text
@@ -86,9 +84,9 @@ def test_json_agrees_with_volume_and_adds_up(algorithm: str, grid: dict[str, int
         by_phase = {phase: sum(r[key] for r in report["steps"] if r["phase"] == phase) for phase in PHASES}
         assert {p: report["totals"][p][key] for p in PHASES} == pytest.approx(by_phase)
         assert report["totals"]["all"][key] == pytest.approx(sum(by_phase.values()))
-    cost = schedule_cost(one.schedule, Model(one.space, one.machine, one.layer.dtype))
-    assert report["totals"]["all"]["sent_bytes"] == cost.sent_bytes()
-    assert report["totals"]["all"]["seconds"] == pytest.approx(cost.seconds())
+    cost = one.cost
+    assert report["totals"]["all"]["sent_bytes"] == cost.total().sent_bytes
+    assert report["totals"]["all"]["seconds"] == pytest.approx(cost.total().seconds)
 
 
 def test_explicit_layout_with_copies_and_nested_axes() -> None:

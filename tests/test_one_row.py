@@ -201,7 +201,7 @@ def test_a_step_without_overlap_takes_what_the_schedule_does(
         stored = {t: layout.axes for t, layout in made.choice.stored.items()}
         roles = tuple((p, tuple((a, i) for i, axes in r.nests for a in axes)) for p, r in made.choice.roles.items())
         given = replace(made.layer, algorithm=None, distribution=Distribution(**stored), roles=roles)
-        cost = schedule_cost(made.schedule, Model(made.space, on, layer.dtype)).seconds()
+        cost = schedule_cost(made.schedule, Model(made.space, on, layer.dtype)).total().seconds
         one = as_a_network(given, tmp_path)
         found = simulate(one.plain, on, one.dtype, of_inputs=True).serial_s
         strided = any(s.stride > 1 for s in layer.conv.spatial)

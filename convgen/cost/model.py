@@ -41,6 +41,15 @@ class StepCost:
     def seconds(self) -> float:
         return self.time_ps / PICOSECONDS
 
+    def __add__(self, other: StepCost) -> StepCost:
+        """Of both, one after the other; a sum is not measured."""
+        return StepCost(
+            self.elements + other.elements,
+            self.sent_bytes + other.sent_bytes,
+            self.flops + other.flops,
+            self.time_ps + other.time_ps,
+        )
+
 
 Chain = tuple[tuple[Conversion, StepCost], ...]
 FREE = StepCost()

@@ -9,19 +9,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from convgen.algebra.layout import Layout
+from convgen.algebra.layout import Axes, Layout
 from convgen.algebra.redistribute import Conversion
-from convgen.cost.model import PICOSECONDS, Model, StepCost
+from convgen.cost.model import FREE, Model, StepCost
 from convgen.program.nodes import PHASES, Compute, Convert, Phase, Schedule, Step
 
 
 @dataclass(frozen=True, slots=True)
 class CostedStep:
-    """A step, named by its result, with what it costs; `kind` is the operation's name in the schedule's text."""
+    """A step, named by its result, with what it costs.
+
+    Attributes:
+        kind: its operation in the schedule's text; `over`: the axes of a collective.
+    """
 
     result: str
     phase: Phase
     kind: str
+    over: Axes
     cost: StepCost
 
 
@@ -31,20 +36,9 @@ class ScheduleCost:
 
     steps: tuple[CostedStep, ...]
 
-    def time_ps(self, *phases: Phase) -> int:
-        """Picoseconds of the phases named, or of all."""
-        return sum(s.cost.time_ps for s in self.steps if s.phase in (phases or PHASES))
-
-    def seconds(self, *phases: Phase) -> float:
-        return self.time_ps(*phases) / PICOSECONDS
-
-    def sent_bytes(self, *phases: Phase) -> int:
-        """Bytes a rank sends in the phases named, or in all: the sum of each step's most."""
-        return sum(s.cost.sent_bytes for s in self.steps if s.phase in (phases or PHASES))
-
-    def flops(self, *phases: Phase) -> int:
-        """Flops of the slowest rank, summed over steps."""
-        return sum(s.cost.flops for s in self.steps if s.phase in (phases or PHASES))
+    def total(self, *phases: Phase) -> StepCost:
+        """Of the phases named, or of all: of each step what its busiest rank sends, computes and takes."""
+        return sum((s.cost for s in self.steps if s.phase in (phases or PHASES)), start=FREE)
 
 
 def schedule_cost(schedule: Schedule, model: Model) -> ScheduleCost:
@@ -52,7 +46,7 @@ def schedule_cost(schedule: Schedule, model: Model) -> ScheduleCost:
     types = schedule.types()
     return ScheduleCost(
         tuple(
-            CostedStep(step.result, phase, kind_of(step), step_cost(step, types, model))
+            CostedStep(step.result, phase, kind_of(step), over_of(step), step_cost(step, types, model))
             for phase, step in schedule.steps()
         )
     )
@@ -65,6 +59,11 @@ def kind_of(step: Step) -> str:
             return step.operation
         case Convert():
             return step.kind
+
+
+def over_of(step: Step) -> Axes:
+    """The axes of a collective; none of another step."""
+    return step.over if isinstance(step, Convert) else ()
 
 
 def step_cost(step: Step, types: Mapping[str, Layout], model: Model) -> StepCost:

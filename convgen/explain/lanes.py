@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from convgen.cost.model import StepCost
 from convgen.cost.schedule import kind_of
 from convgen.explain.words import bytes_text, seconds_text
 from convgen.pictures.canvas import GREY, INK, PALE, Canvas, shortened, text_width
@@ -17,19 +17,11 @@ BAR = 0.62
 HEIGHT = 2 * BAR + 0.3
 
 
-@dataclass(frozen=True, slots=True)
-class StepNumbers:
-    """What the model says of a step, on the slowest rank."""
-
-    bytes_sent: int
-    seconds: float
-
-
 def is_communication(step: Step) -> bool:
     return isinstance(step, Convert) and step.kind != "slice"
 
 
-def bar_lines(schedule: Schedule, step: Step, numbers: StepNumbers | None) -> list[str]:
+def bar_lines(schedule: Schedule, step: Step, numbers: StepCost | None) -> list[str]:
     """What a bar says: values, what changes over which axes, and how much."""
     lines = [f"{', '.join(reads(step))} → {step.result}"]
     if isinstance(step, Convert):
@@ -38,7 +30,7 @@ def bar_lines(schedule: Schedule, step: Step, numbers: StepNumbers | None) -> li
         words = [f"dim {dims}" if dims else "", f"over {', '.join(step.over)}" if step.over else ""]
         lines.append("; ".join(filter(None, words)))
     if numbers is not None:
-        sent = [bytes_text(numbers.bytes_sent)] if is_communication(step) else []
+        sent = [bytes_text(numbers.sent_bytes)] if is_communication(step) else []
         lines.append(", ".join([*sent, seconds_text(numbers.seconds)]))
     return lines
 
@@ -47,7 +39,7 @@ def draw_lanes(
     canvas: Canvas,
     schedule: Schedule,
     phase: Phase,
-    numbers: Mapping[str, StepNumbers],
+    numbers: Mapping[str, StepCost],
     x: float,
     y: float,
     width: float,
@@ -87,7 +79,7 @@ def _label(
     canvas: Canvas,
     schedule: Schedule,
     step: Step,
-    numbers: StepNumbers | None,
+    numbers: StepCost | None,
     index: int,
     place: tuple[float, float, float],
 ) -> None:

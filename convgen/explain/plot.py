@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from convgen.algebra.space import Space
-from convgen.cost.model import Model
-from convgen.cost.schedule import schedule_cost
+from convgen.cost.model import StepCost
 from convgen.errors import InputError
-from convgen.explain.lanes import HEIGHT, StepNumbers, draw_lanes
+from convgen.explain.lanes import HEIGHT, draw_lanes
 from convgen.explain.needs import interior_rank, panels, parts_of
 from convgen.explain.needs_plot import FOREIGN, PADDING, draw_part
 from convgen.explain.ownership import draw_ownership
@@ -67,18 +66,11 @@ def draw(compiled: Compiled) -> Canvas:
     rank = interior_rank(schedule, space)
     _draw_legend(canvas, space, rank, top)
     top += 0.42
-    numbers = step_numbers(compiled)
+    numbers = {s.result: s.cost for s in compiled.cost.steps}
     for phase in PHASES:
         _draw_phase(canvas, schedule, space, phase, rank, numbers, top)
         top += PHASE
     return canvas
-
-
-def step_numbers(compiled: Compiled) -> dict[str, StepNumbers]:
-    """Modelled bytes and seconds of each step, named by its result."""
-    model = Model(compiled.space, compiled.machine, compiled.layer.dtype)
-    costs = schedule_cost(compiled.schedule, model).steps
-    return {s.result: StepNumbers(s.cost.sent_bytes, s.cost.seconds) for s in costs}
 
 
 def _draw_title(canvas: Canvas, compiled: Compiled) -> None:
@@ -183,7 +175,7 @@ def _draw_phase(
     space: Space,
     phase: Phase,
     rank: int,
-    numbers: dict[str, StepNumbers],
+    numbers: dict[str, StepCost],
     top: float,
 ) -> None:
     top += 0.14

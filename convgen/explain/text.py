@@ -12,7 +12,9 @@ from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
 from convgen.cost.model import StepCost
-from convgen.explain.costs import Row, Total, rows, total, totals
+from convgen.cost.schedule import CostedStep
+from convgen.cost.symbolic import formulas
+from convgen.explain.formula import formula_text
 from convgen.explain.words import (
     PHASE_TITLE,
     layer_line,
@@ -36,7 +38,6 @@ FORMULA_NOTE = (
 
 def explain_text(compiled: Compiled) -> str:
     """Roles, storage, the schedule with what each step sends, and the table of costs."""
-    table = rows(compiled)
     schedule = compiled.schedule
     stored = dict(schedule.stored)
     lines = [*_heading(compiled), "", "stored"]
@@ -46,20 +47,20 @@ def explain_text(compiled: Compiled) -> str:
             lines.append(f"  {tensor + ', ' + gradient:<8}  {splits_text(layout, schedule)}")
     lines += ["", "roles"]
     lines += [f"  {PHASE_TITLE[phase]:<15}  {roles_words(roles)}" for phase, roles in schedule.roles]
-    lines += ["", show(schedule, _comments(table)).rstrip(), ""]
-    lines += [_held_line(schedule), "", _table(table)]
+    lines += ["", show(schedule, _comments(compiled.cost.steps)).rstrip(), ""]
+    lines += [_held_line(schedule), "", _table(compiled)]
     return "\n".join(lines)
 
 
 def cost_text(compiled: Compiled) -> str:
     """The table of costs, below a line on the layer and one on its layout."""
-    return "\n".join([*_heading(compiled), "", _table(rows(compiled))])
+    return "\n".join([*_heading(compiled), "", _table(compiled)])
 
 
 def cost_json(compiled: Compiled) -> dict[str, Any]:
     """The same numbers for programs: seconds, bytes and flops of every step, by phase, and in all."""
     layer, schedule, choice = compiled.layer, compiled.schedule, compiled.choice
-    table = rows(compiled)
+    of_steps, cost = _formulas(compiled), compiled.cost
     return {
         "layer": layer.name,
         "problem": layer_line(layer),
@@ -72,23 +73,31 @@ def cost_json(compiled: Compiled) -> dict[str, Any]:
         "roles": {phase: str(roles) for phase, roles in schedule.roles},
         "steps": [
             {
-                "phase": r.phase,
-                "step": r.step,
-                "kind": r.kind,
-                "axes": list(r.over),
-                "elements": r.cost.elements,
-                "sent_bytes": r.cost.sent_bytes,
-                "flops": r.cost.flops,
-                "seconds": r.cost.seconds,
-                "formula": r.formula,
+                "phase": s.phase,
+                "step": s.result,
+                "kind": s.kind,
+                "axes": list(s.over),
+                **_plain(s.cost),
+                "formula": of_steps[s.result],
             }
-            for r in table
+            for s in cost.steps
         ],
-        "totals": {
-            name: {"elements": t.elements, "sent_bytes": t.sent_bytes, "flops": t.flops, "seconds": t.seconds}
-            for name, t in totals(table).items()
-        },
+        "totals": {**{phase: _plain(cost.total(phase)) for phase in PHASES}, "all": _plain(cost.total())},
     }
+
+
+def _plain(cost: StepCost) -> dict[str, Any]:
+    return {
+        "elements": cost.elements, "sent_bytes": cost.sent_bytes, "flops": cost.flops, "seconds": cost.seconds
+    }  # fmt: skip
+
+
+def _formulas(compiled: Compiled) -> dict[str, str]:
+    """By step the elements that it sends, or flops of a local operation, for an interior rank where extents divide."""
+    layer, schedule = compiled.layer, compiled.schedule
+    padding = compiled.space.virtual_padding
+    known = formulas(schedule, layer.conv, layer.element_bytes, virtual_padding=padding)
+    return {result: formula_text(one, schedule.grid) for result, one in known.items()}
 
 
 def _heading(compiled: Compiled) -> list[str]:
@@ -102,8 +111,8 @@ def _heading(compiled: Compiled) -> list[str]:
     ]
 
 
-def _comments(table: Sequence[Row]) -> dict[str, str]:
-    return {r.step: f"{plural(r.cost.elements, 'element')} sent" for r in table if r.communicates}
+def _comments(steps: Sequence[CostedStep]) -> dict[str, str]:
+    return {s.result: f"{plural(s.cost.elements, 'element')} sent" for s in steps if s.over}
 
 
 def _held_line(schedule: Schedule) -> str:
@@ -115,21 +124,23 @@ _COLUMNS = ("phase", "step", "operation", "elements sent", "bytes sent", "flops"
 _FORMULA_WIDTH = 24  # of a terminal too narrow for the table: the formula folds, numbers are never cut
 
 
-def _table(table: Sequence[Row]) -> str:
+def _table(compiled: Compiled) -> str:
     """The steps by phase, each phase with its sum; in a terminal as wide as that, else unfolded."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     cells: list[tuple[str, ...]] = []
+    of_steps, cost = _formulas(compiled), compiled.cost
     for phase in PHASES:
-        steps = [r for r in table if r.phase == phase]
-        for i, r in enumerate(steps):
-            operation = r.kind + (f" over {','.join(r.over)}" if r.over else "")
-            cells.append((PHASE_TITLE[phase] if i == 0 else "", r.step, operation, *_numbers(r.cost), r.formula))
+        steps = [s for s in cost.steps if s.phase == phase]
+        for i, s in enumerate(steps):
+            operation = s.kind + (f" over {','.join(s.over)}" if s.over else "")
+            title = PHASE_TITLE[phase] if i == 0 else ""
+            cells.append((title, s.result, operation, *_numbers(s.cost), of_steps[s.result]))
         if len(steps) > 1:
-            cells.append(("", "", "sum", *_numbers(total(table, phase)), ""))
-    cells.append(("all phases", "", "sum", *_numbers(total(table)), ""))
+            cells.append(("", "", "sum", *_numbers(cost.total(phase)), ""))
+    cells.append(("all phases", "", "sum", *_numbers(cost.total()), ""))
 
     widths = [max(len(row[i]) for row in (_COLUMNS, *cells)) for i in range(len(_COLUMNS))]
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -145,5 +156,5 @@ def _table(table: Sequence[Row]) -> str:
     return "\n".join([*(line.rstrip() for line in out.getvalue().splitlines()), "", FORMULA_NOTE])
 
 
-def _numbers(cost: StepCost | Total) -> tuple[str, str, str, str]:
+def _numbers(cost: StepCost) -> tuple[str, str, str, str]:
     return (f"{cost.elements:,}", f"{cost.sent_bytes:,}", f"{cost.flops:,}", seconds_text(cost.seconds, "us"))
