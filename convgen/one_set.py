@@ -10,6 +10,7 @@ dict has each once, under the module's own names.
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -117,9 +118,17 @@ def _shared(network: Any, other: Any) -> None:
 
 
 def with_forward(module: torch.nn.Module, forward: Callable[..., Any], name: str) -> torch.nn.Module:
-    """The module, with the same parts, whose forward is a function of it."""
+    """The module, with the same parts, whose forward is a function of it; inside of that the module's own forward is
+    its own."""
     kind = cast("Any", type(module))
-    own = type(f"{kind.__name__}_{name}", (kind,), {"forward": forward, "__module__": kind.__module__})
+
+    @functools.wraps(forward)
+    def of_module(self: Any, *args: Any, **keywords: Any) -> Any:
+        plain = kind.__new__(kind)
+        plain.__dict__ = self.__dict__
+        return forward(plain, *args, **keywords)
+
+    own = type(f"{kind.__name__}_{name}", (kind,), {"forward": of_module, "__module__": kind.__module__})
     made = own.__new__(own)
     made.__dict__ = dict(module.__dict__)
     return made

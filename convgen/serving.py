@@ -22,6 +22,7 @@ from convgen.cost.machine import Machine
 from convgen.cost.machines import load_machine
 from convgen.errors import InputError
 from convgen.exports.entry import Answer, Question, question_of
+from convgen.one_set import with_forward
 from convgen.packages import load_package
 from convgen.parallel import How, on_mesh, target_of, together
 from convgen.spec.exported_examples import Inputs
@@ -65,8 +66,9 @@ def serve(
             ranks, two of them over four ranks or more, and one rank for all.
         whole: it takes and gives whole tensors on every rank; else blocks, of the layout that `at(**sizes)` says.
         machine: a name or a machine file, by which seconds are modelled; by default one of the device's kind.
-        limit_bytes: of tensors that a call may make at a time on a rank, beside parameters and inputs: a layout that
-            takes more is not chosen, and a size that fits in none is refused on all ranks, before it allocates.
+        limit_bytes: of tensors that a call may make at a time on a rank, beside parameters and inputs, the same on all
+            ranks: a layout that takes more is not chosen, and a size that fits in none is refused on all ranks, before
+            it allocates.
         name: of the network; by default the class's.
     Raises:
         InputError: as of `parallelize`; a layout that the group's ranks can't have, or whose parameters would lie in
@@ -75,7 +77,7 @@ def serve(
     module = module_or_method
     if inspect.ismethod(module):
         name = name or f"{type(module.__self__).__name__}_{module.__name__}"
-        module = _method_class(f"{type(module.__self__).__name__}.{module.__name__}")(module)
+        module = _with_method(module)
     if not hasattr(module, "state_dict"):
         fact = f"serve= wants a torch.nn.Module or a bound method of one, got {type(module_or_method).__name__}"
         raise InputError(fact, hint="a module whose forward calls it")
@@ -100,7 +102,6 @@ def serve(
                 called = type(made[0].model).__name__
                 call = Call(called, answer.arguments, answer.inputs, answer.outputs, answer.results)
                 model = _sharing(made[0].model, package, mesh, call, _text(axes), whole=whole)
-            model.limit_bytes = limit_bytes
             made.append(Layout(_text(axes), package, mesh, model.eval()))
     return Served(made, load_machine(machine or basis.made_for.kind), limit_bytes, whole)
 
@@ -149,16 +150,28 @@ class Served:
 
     Attributes:
         layouts: those that there are; the first is on all ranks.
-        limit_bytes: as of `serve`.
+        limit_bytes: as of `serve`; alike on all ranks.
         choices: what was found for the sizes that have been called or asked for; printed, a line each.
     """
 
     def __init__(self, layouts: Sequence[Layout], machine: Machine, limit_bytes: int | None, whole: bool) -> None:
         self.layouts, self.whole, self._chooses = tuple(layouts), whole, len(layouts) > 1
-        self._machine, self.limit_bytes = machine, limit_bytes
+        self._machine = machine
         first = layouts[0].package.NET
         self.name: str = first.name
         self.choices = Choices(first.letters)
+        self.limit_bytes = limit_bytes
+
+    @property
+    def limit_bytes(self) -> int | None:
+        return self._limit_bytes
+
+    @limit_bytes.setter
+    def limit_bytes(self, limit: int | None) -> None:
+        self._limit_bytes = limit
+        self.choices.clear()
+        for one in self.layouts:
+            one.model.limit_bytes = limit
 
     def __call__(self, *args: Any, sizes: Mapping[str, int] | None = None, **keywords: Any) -> Any:
         """The module's results.
@@ -186,9 +199,7 @@ class Served:
         Raises:
             ValueError: the module computes something else for such sizes; or no layout fits into `limit_bytes`.
         """
-        known = self._opened(sizes)
-        found = self._choose(known)
-        return next(one for one in self.layouts if one.name == found[0].layout)
+        return self._chosen(self._opened(sizes))
 
     def peak_bytes(self, **sizes: int) -> int:
         """The most bytes of tensors that a call of these sizes makes at a time on this rank, beside parameters, buffers
@@ -218,18 +229,25 @@ class Served:
         return known
 
     def _agreed(self, args: Sequence[Any], keywords: Mapping[str, Any], sizes: Mapping[str, int] | None) -> Layout:
-        """The layout of a call, when all ranks have come with the same sizes."""
+        """The layout of a call, when all ranks have come with the same sizes, and found the same layout for them."""
         first, fault = self.layouts[0], None
         net = first.package.NET
-        known: tuple[int, ...] = net.open
+        facts: dict[str, object] = {}
+        layout = first
         try:
             if self.whole:
                 batch, sizes = sizes_of(first.package, first.model.call.arguments.tensors(args, keywords))
                 sizes = sizes if batch is None else {**sizes, "N": batch}
             known = self._opened(sizes or {})
+            facts = net.said(known) | {"limit_bytes": self.limit_bytes}
+            layout = self._chosen(known)
+            facts["layout"] = layout.name
         except Exception as error:  # perhaps of this rank's arguments alone
             fault = error
-        net.agree("a call", first.mesh, {} if fault else net.said(known), fault)
+        net.agree("a call", first.mesh, facts, fault)
+        return layout
+
+    def _chosen(self, known: tuple[int, ...]) -> Layout:
         found = self._choose(known)
         return next(one for one in self.layouts if one.name == found[0].layout)
 
@@ -297,45 +315,18 @@ class _Once(Question):
 
 
 def _question(module: Any, examples: Inputs, name: str | None, opened: Opened) -> Question:
-    import torch
-
-    if "forward" in vars(module) and isinstance(module, torch.nn.Module):  # a method, which no fingerprint tells apart
-        return _Once(module, examples, name, "", "a method", opened)
     found = question_of(module, examples, name, opened)
     return _Once(module, examples, name, found.key, found.why, opened)
 
 
-def _method_class(called: str) -> type[Any]:
+def _with_method(method: Any) -> Any:
     import torch
 
-    class Method(torch.nn.Module):
-        """A module whose forward is a bound method of another."""
-
-        def __init__(self, method: Any) -> None:
-            super().__init__()
-            owner = method.__self__
-            if not isinstance(owner, torch.nn.Module):
-                fact = f"{method.__qualname__} is a method of a {type(owner).__name__}, which is no torch.nn.Module"
-                raise InputError(fact, hint="a module's method, or a module")
-            self.of, self.called = owner, method.__name__
-            self.training = owner.training
-            signature = inspect.signature(method)
-            self.forward = _with_signature(self._call, signature)
-
-        def _call(self, *args: Any, **keywords: Any) -> Any:
-            return getattr(self.of, self.called)(*args, **keywords)
-
-    Method.__name__ = called
-    return Method
-
-
-def _with_signature(function: Any, signature: inspect.Signature) -> Any:
-    def forward(*args: Any, **keywords: Any) -> Any:
-        return function(*args, **keywords)
-
-    made: Any = forward
-    made.__signature__ = signature
-    return made
+    owner = method.__self__
+    if not isinstance(owner, torch.nn.Module):
+        fact = f"{method.__qualname__} is a method of a {type(owner).__name__}, which is no torch.nn.Module"
+        raise InputError(fact, hint="a module's method, or a module")
+    return with_forward(owner, method.__func__, method.__name__)
 
 
 @contextmanager

@@ -73,6 +73,17 @@ def test_two_methods_train_one_set_of_weights(tmp_path: Any, monkeypatch: pytest
         assert names == [n for n, _ in module.named_parameters()]
 
 
+class Twice(nn.Linear):
+    def twice(self, x: Tensor) -> Tensor:
+        return self(self.forward(x)) - self.bias
+
+
+def test_a_method_may_call_its_module() -> None:
+    torch.manual_seed(0)
+    module, x = Twice(3, 3), torch.randn(2, 3)
+    assert torch.equal(with_forward(module, Twice.twice, "twice")(x), module.twice(x))
+
+
 def test_what_is_no_method_is_refused() -> None:
     module, x = Tied(), torch.zeros(2, 2, 5, 6)
     with pytest.raises(InputError, match=r"Tied has no method encod of its class\n.*encode"):

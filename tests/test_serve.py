@@ -153,6 +153,22 @@ def test_bytes_that_are_foreseen_are_those_that_are_taken(package: Any, learns: 
         assert abs(foreseen - mode.peak) <= 0.1 * mode.peak, (rank, n, h, w, foreseen, mode.peak)
 
 
+@pytest.mark.parametrize("learns", [False, True])
+def test_what_is_foreseen_is_so_whatever_was_before(package: Any, learns: bool) -> None:
+    """Ranks choose layouts by it, each after calls of its own: a norm's table is of the first and of the tenth."""
+    models = [model_of(package, rank) for rank in (0, 3)]
+    with torch.set_grad_enabled(learns):
+        for number, count in enumerate([(1, 33, 20), (2, 5, 71)]):
+            found: set[Any] = set()
+            for own, model in enumerate(models * 2):
+                package.NET.place(model._mesh).known.clear()  # the memo of this rank, and not what rows hold
+                if (own + number) % 2:
+                    run(package, model, *count)
+                    model.peak_bytes(N=count[0], H=count[1], W=count[2])
+                found.add(tuple(model.foreseen(count, me) for me in range(4)))
+            assert len(found) == 1
+
+
 def test_what_is_too_large_is_refused_on_all_ranks_before_anything_is_made(package: Any) -> None:
     """Rank 3 alone may take less, and all refuse."""
 
@@ -231,14 +247,16 @@ def test_a_method_is_served_in_several_layouts_on_one_set_of_parameters() -> Non
         with torch.no_grad():
             split, alone = (one.model.peak_bytes(H=64, W=8) for one in (served.layouts[0], served.layouts[2]))
         assert split < alone
-        for one in (served, *(one.model for one in served.layouts)):
-            one.__dict__["limit_bytes"] = alone - 1
-        served.choices.clear()
+        served.limit_bytes = alone - 1
         assert served.at(H=64, W=8).name != "W=1"  # which takes more than it may
         z = torch.randn(1, 2, 64, 8, dtype=torch.float64)
         assert served(z)["sample"].shape == (1, 4, 64, 8)
         with pytest.raises(ValueError, match=r"fits in no layout: .*H=2 takes .*limit_bytes is"):
             served(torch.zeros(1, 2, 300, 300, dtype=torch.float64))
+        served.limit_bytes = alone - rank
+        with pytest.raises(RuntimeError, match=r"nothing was computed: limit_bytes: .*; layout: W=1 on ranks \[0\]"):
+            served(z)
+        served.limit_bytes = None
         with pytest.raises(RuntimeError, match=r"nothing was computed: H: 12 on ranks \[0\], 13 on ranks \[1\]"):
             served(torch.zeros(1, 2, 12 + rank, 10, dtype=torch.float64))
         with pytest.raises((InputError, ValueError), match="scale"):

@@ -140,7 +140,7 @@ def foresee(
         whole: blocks of inputs are taken for the call, and outputs are put together, on every rank.
     """
     end: Any = Nowhere(place.ranks[me], len(place.ranks))
-    ctx = Sized(net, count, low, "meta")
+    ctx = Sized(net, count, low, "meta", alone=True)  # whatever was called or foreseen before
     dry = Place(f"{place.key} foreseen", place.ranks, me, end, None, {})
     linked = Linked(net.steps, ctx, dry, trains)
     asked, ASKED.types = ASKED.types, True  # kernels need memory; ATen's operators make the same shapes

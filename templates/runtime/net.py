@@ -353,10 +353,17 @@ def _many(size: str, of: Mapping[str, int]) -> int:
 
 
 class Sized:
-    """What rows ask of a network in a call: of so many samples and other sizes, and of autocast's type, if it is on."""
+    """What rows ask of a network in a call: of so many samples and other sizes, and of autocast's type, if it is on.
 
-    def __init__(self, net: Net, known: Extents, low: torch.dtype | None = None, device: str = "") -> None:
+    Args:
+        alone: rows stand for it apart from other calls of these sizes, and so make their tables again.
+    """
+
+    def __init__(
+        self, net: Net, known: Extents, low: torch.dtype | None = None, device: str = "", *, alone: bool = False
+    ) -> None:
         self.net, self.open, self.low, self.mixes = net, known, low, net.mixes or low is not None
+        self.apart = object() if alone else None
         self.probes = net.probes
         self.name, self.grid, self.sizes, self.sums, self.device = (
             net.name,

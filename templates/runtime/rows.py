@@ -281,7 +281,7 @@ class Row:
         Args:
             label: what its steps are called.
         """
-        key = (net.open, label, net.device, net.low)
+        key = (net.open, label, net.device, net.low, net.apart)
         found = self._stands.get(key)
         if found is None:
             if net.low not in self._probed:
