@@ -401,15 +401,16 @@ def sample_parallelism(compiled: CompiledNetwork) -> Program | None:
     graph, ranks = compiled.graph, compiled.program.grid.ranks
     if graph.batch < ranks:
         return None
-    return _by_samples(compiled, ranks)
+    return by_samples(compiled, ranks)
 
 
 def on_one_rank(compiled: CompiledNetwork) -> Program:
     """The same network, not split."""
-    return _by_samples(compiled, 1)
+    return by_samples(compiled, 1)
 
 
-def _by_samples(compiled: CompiledNetwork, ranks: int) -> Program:
+def by_samples(compiled: CompiledNetwork, ranks: int) -> Program:
+    """The same network with samples alone split over ranks, of which there are no more than samples."""
     grid, statistics = Grid((("N", ranks),)), compiled.program.statistics
     graph = replace(compiled.graph, given=(), stored=())
     program = lay_out(network_parts(graph, compiled.described), grid, "sample")

@@ -1,6 +1,6 @@
 """Run the commands in docs/ again and write what they print under them.
 
-    python docs/refresh.py [PAGE...]            # rewrite the console blocks, of all pages by default
+    python docs/refresh.py [PAGE...]            # rewrite the console blocks, of all pages and README.md by default
     python docs/refresh.py --check [PAGE...]    # change nothing; exit 1 where a block is out of date
 
 A block is fenced as ```console, and its lines that begin with `$ ` are commands, run in the repository's root.
@@ -82,7 +82,7 @@ def main() -> None:
     check: bool = given.check
     (ROOT / "build").mkdir(exist_ok=True)  # where blocks write
     stale: list[str] = []
-    for path in given.pages or sorted((ROOT / "docs").rglob("*.md")):
+    for path in given.pages or [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         text = path.read_text(encoding="utf-8")
         new = refreshed(text)
         if new != text:

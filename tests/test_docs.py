@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Studies' tables take long: make check looks at them as well.
 PLACES = (ROOT / "docs").rglob("*.md") if ALL else (ROOT / "docs").glob("*.md")
-PAGES = sorted(p for p in PLACES if "```console" in p.read_text(encoding="utf-8"))
+PAGES = sorted(p for p in (ROOT / "README.md", *PLACES) if "```console" in p.read_text(encoding="utf-8"))
 
 
 # An error of rounding, and which tensor has the largest: another processor rounds otherwise.

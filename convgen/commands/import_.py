@@ -6,6 +6,7 @@ import inspect
 import json
 import re
 import sys
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -33,15 +34,28 @@ if TYPE_CHECKING:
 _INPUT = re.compile(r"(?:(?![TDHW]=)([^\W\d]\w*)=)?((?:[TDHW]=)?[0-9]+(?:,(?:[TDHW]=)?[0-9]+)*)(?::(\w+))?")
 
 
+def factory_options(command: Any) -> Any:
+    """Options of a factory: what it is called with, and what its network takes."""
+    for option in (
+        click.option(
+            "--eval", "evaluation", is_flag=True, help="In evaluation; by default training, and both where it can."
+        ),
+        click.option(
+            "--args", "arguments", metavar="JSON", help="The factory's: an object by name, or a list by place."
+        ),
+        click.option(
+            "--input", "inputs", multiple=True, metavar="[NAME=]SHAPE[:DTYPE]",
+            help="Of an argument of forward, e.g. 8,3,64,64 or t=8:int64. The first extent counts samples; a letter, "
+            "T, D, H or W, says that an extent is known at run time only: z=1,4,H=12,W=10.",
+        ),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
 @click.command("import")
 @click.argument("factory", metavar="MODULE:FACTORY|FILE.py:FACTORY|NETWORK", shell_complete=files)
-@click.option(
-    "--input", "inputs", multiple=True, metavar="[NAME=]SHAPE[:DTYPE]",
-    help="Of an argument of forward, e.g. 8,3,64,64 or t=8:int64. The first extent counts samples; a letter, T, D, H "
-    "or W, says that an extent is known at run time only: z=1,4,H=12,W=10.",
-)  # fmt: skip
-@click.option("--args", "arguments", metavar="JSON", help="The factory's: an object by name, or a list by place.")
-@click.option("--eval", "evaluation", is_flag=True, help="In evaluation; by default training, and both where it can.")
+@factory_options
 @click.option(
     "--strict", is_flag=True, help="Refuse operators that no row describes, which every rank would run whole."
 )
@@ -53,41 +67,18 @@ def import_command(
     network that a YAML file describes node by node."""
     need("torch", "convgen import traces modules of PyTorch's, and needs it")
     from convgen.explain.graph import graph_text
-    from convgen.spec.exported import graph_of
     from convgen.spec.graph_file import constants_path, write_graph
     from convgen.spec.graph_names import check_names
     from convgen.spec.safetensors import tensors_bytes
 
-    shapes = [_input(text) for text in inputs]
-    positional, named = _arguments(arguments)
     beside = constants_path(output)
     check_file(beside, "-o")
     tensors: dict[str, torch.Tensor] = {}
     if is_network_file(factory):
-        graph = _written(factory, shapes or arguments or evaluation)
+        graph = _written(factory, inputs or arguments or evaluation)
         keep_input(output, factory, "-o")
     else:
-        if not shapes:
-            raise InputError("--input is missing: the shape of what forward takes", hint="--input 8,3,64,64")
-        name = Path(factory).name  # a file is said without its folder: the same input gives the same bytes
-        # What a person's own code prints is no result of ours.
-        with redirect_stdout(sys.stderr), progress(f"importing {name}", prints=True) as tell:
-
-            def remark(text: str) -> None:
-                tell("")
-                click.echo(text, err=True)
-
-            module = made_by(factory, positional, named)
-            tell(f"tracing {name}")
-            graph, tensors = graph_of(
-                module,
-                _examples(shapes),
-                name=factory.rpartition(":")[2].rpartition(".")[2],
-                source=f"{name} {arguments}" if arguments else name,
-                training=not evaluation,
-                remark=remark,
-                opened=_opened(shapes, module),
-            )
+        graph, tensors = traced(factory, inputs, arguments, evaluation=evaluation)
     check_names(graph)
     if strict:
         _refuse_whole(graph)
@@ -99,6 +90,43 @@ def import_command(
     if tensors:
         write_file(beside, tensors_bytes(tensors), "-o")
         click.echo(f"wrote {beside}")
+
+
+def traced(
+    factory: str, inputs: Sequence[str], arguments: str | None, *, evaluation: bool
+) -> tuple[Graph, dict[str, torch.Tensor]]:
+    """The network that a factory gives, and the tensors that are its constants.
+
+    Args:
+        inputs, arguments: of --input and --args.
+    Raises:
+        InputError: there is no such factory, it or its module can't do with these, or what it gives can't be traced.
+    """
+    from convgen.spec.exported import graph_of
+
+    shapes = [_input(text) for text in inputs]
+    positional, named = _arguments(arguments)
+    if not shapes:
+        raise InputError("--input is missing: the shape of what forward takes", hint="--input 8,3,64,64")
+    name = Path(factory).name  # a file is said without its folder: the same input gives the same bytes
+    # What a person's own code prints is no result of ours.
+    with redirect_stdout(sys.stderr), progress(f"importing {name}", prints=True) as tell:
+
+        def remark(text: str) -> None:
+            tell("")
+            click.echo(text, err=True)
+
+        module = made_by(factory, positional, named)
+        tell(f"tracing {name}")
+        return graph_of(
+            module,
+            _examples(shapes),
+            name=factory.rpartition(":")[2].rpartition(".")[2],
+            source=f"{name} {arguments}" if arguments else name,
+            training=not evaluation,
+            remark=remark,
+            opened=_opened(shapes, module),
+        )
 
 
 def _written(file: str, others: object) -> Graph:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -11,12 +12,23 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from convgen.commands import completion
+from convgen.commands.import_ import factory_options
 from convgen.commands.inputs import STATISTICS, Finite, autocast_option, need, parse_grid, reduce_dtype_option
 from convgen.commands.outputs import OutputFile, Picture
+from convgen.commands.plan_ranks import (
+    Counts,
+    Ranks,
+    is_factory,
+    is_layer_file,
+    refuse_one_plans,
+    show_layer,
+    show_network,
+)  # fmt: skip
 from convgen.commands.progress import progress
 from convgen.errors import InputError, Note
 from convgen.files import keep_input, write_file
 from convgen.spec.graph_reader import is_graph_file
+from convgen.spec.network_reader import is_network_file
 
 if TYPE_CHECKING:
     from convgen.algebra.grid import Grid
@@ -41,11 +53,15 @@ class PlanFile(OutputFile):
 
 
 @click.command("plan")
-@click.argument("file", metavar="NETWORK", shell_complete=completion.files)
+@click.argument("file", metavar="NETWORK|MODULE:FACTORY|FILE.py:FACTORY|LAYER", shell_complete=completion.files)
+@factory_options
 @click.option(
     "--machine", required=True, shell_complete=completion.machines, help="A name in tuning/machines, or a YAML file."
 )
-@click.option("--ranks", required=True, type=click.IntRange(1), help="How many.")
+@click.option(
+    "--ranks", required=True, type=Ranks(),
+    help="How many; or several, e.g. 1,2,4,8: the best plan of each beside samples split alone, and what to type next.",
+)  # fmt: skip
 @click.option("--grid", help="Only this grid, e.g. data=4,chan=2; by default grids are searched.")
 @click.option("--dtype", help="Of the network, its own by default.")
 @reduce_dtype_option
@@ -81,12 +97,13 @@ class PlanFile(OutputFile):
 @click.option("--measured", is_flag=True, help="Local kernels as convgen tune measured them on this device.")
 @click.option("--explain", metavar="LAYER", help="Print every step of one layer instead of the table.")
 @click.option(
-    "--plot", type=Picture(), metavar="FILE", help="Draw strong and weak scaling up to these ranks (png, svg, pdf)."
-)
+    "--plot", type=Picture(), metavar="FILE",
+    help="Draw strong and weak scaling up to these ranks; of several, seconds and memory (png, svg, pdf).",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="The plan as JSON.")
 def plan_command(
     file: str,
-    ranks: int,
+    ranks: Counts,
     grid: str | None,
     output: Path | None,
     explain: str | None,
@@ -94,15 +111,41 @@ def plan_command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Choose the layout of every layer of a network for the least modelled seconds."""
+    """Choose the layout of every layer of a network for the least modelled seconds.
+
+    With several numbers of ranks: whether it helps, and on which grid, beside samples split alone; of a layer, too.
+    """
     if explain is not None and as_json:
         raise InputError("--explain and --json don't go together", hint="--json alone: it has every step of every node")
     if output is not None:
         keep_input(output, file, "-o")
-    asked = _grid(grid, ranks)
+    shown = {**options, "ranks": ranks, "grid": grid, "output": output, "explain": explain, "plot": plot}
+    shown["as_json"] = as_json
+    by_factory = is_factory(file)
+    from convgen.cost.machines import load_machine
+
+    if not by_factory and (options["inputs"] or options["arguments"] or options["evaluation"]):
+        fact = f"--input, --args and --eval are of a factory, and {file} is a file, which says them"
+        raise InputError(fact, hint="without them, or FILE.py:FACTORY")
+    if len(ranks) > 1:
+        refuse_one_plans(file, shown)
+    if not by_factory and not is_graph_file(file) and not is_network_file(file) and is_layer_file(file):
+        refuse_one_plans(file, shown)
+        show_layer(file, load_machine(options["machine"]), shown)
+        return
+    (count, *others) = ranks
+    asked = _grid(grid, count)
     need("torch", "a network's operators are ATen's, which needs torch")
-    network, graph = _read(file, options["batch"], options["dtype"])
+    if by_factory:
+        if output is not None:
+            raise InputError(f"-o: a plan stands beside its network's file, and {file} is none", hint="convgen import")
+        network, graph = None, _of_factory(file, options)
+    else:
+        network, graph = _read(file, options["batch"], options["dtype"])
     setting, target = _setting(network, graph, options)
+    if others:
+        show_network(file, network, graph, setting, shown, _asked())
+        return
 
     from convgen.explain.planned import Planned, planned_json, planned_text
     from convgen.explain.planned_row import check_module, explained_layers
@@ -112,12 +155,12 @@ def plan_command(
     if explain is not None:
         check_module(graph, explain)
     try:
-        with progress(f"planning {ranks} ranks") as tell:
+        with progress(f"planning {count} ranks") as tell:
 
-            def told(count: int) -> None:
-                tell(f"planning {ranks} ranks" + f": {count} doing different work" * (count != ranks))
+            def told(working: int) -> None:
+                tell(f"planning {count} ranks" + f": {working} doing different work" * (working != count))
 
-            compiled, found = plan_graph(graph, ranks, setting, asked, told)
+            compiled, found = plan_graph(graph, count, setting, asked, told)
     except InputError as error:
         if network is not None:
             error.notes = tuple(_with_line(note, network) for note in error.notes)
@@ -134,7 +177,7 @@ def plan_command(
         from convgen.explain.planned_scaling import plot_scaling
 
         with progress() as tell:
-            plot_scaling(graph, setting, ranks, plot, tell)
+            plot_scaling(graph, setting, count, plot, tell)
         click.echo(str(plot), err=True)
 
 
@@ -154,6 +197,26 @@ def _with_line(note: Note, network: Network) -> Note:
     return note if node is None else replace(note, path=node.path)
 
 
+def _of_factory(file: str, options: dict[str, Any]) -> Graph:
+    """The graph of the network that a factory gives."""
+    from convgen.commands.import_ import traced
+    from convgen.spec.graph_edit import with_dtype
+    from convgen.spec.graph_names import check_names
+
+    graph, _ = traced(file, options["inputs"], options["arguments"], evaluation=options["evaluation"])
+    check_names(graph)
+    if (batch := options["batch"]) is not None:
+        graph = _with_batch(graph, batch, file)
+    return graph if options["dtype"] is None else with_dtype(graph, options["dtype"])
+
+
+def _with_batch(graph: Graph, batch: int, file: str) -> Graph:
+    if not graph.is_dynamic and batch != graph.batch:
+        fact = f"--batch: {file} is of {graph.batch} samples, and no other number"
+        raise InputError(fact, hint="import it again")
+    return replace(graph, batch=batch)
+
+
 def _read(file: str, batch: int | None, dtype: str | None) -> tuple[Network | None, Graph]:
     """A network written by hand, if it is one, and its graph."""
     from convgen.spec.graph_edit import with_dtype
@@ -163,10 +226,7 @@ def _read(file: str, batch: int | None, dtype: str | None) -> tuple[Network | No
 
         graph = read_graph(file)
         if batch is not None:
-            if not graph.is_dynamic and batch != graph.batch:
-                fact = f"--batch: {file} is of {graph.batch} samples, and no other number"
-                raise InputError(fact, hint="import it again")
-            graph = replace(graph, batch=batch)
+            graph = _with_batch(graph, batch, file)
         return None, graph if dtype is None else with_dtype(graph, dtype)
     from convgen.spec.network_graph import network_graph
     from convgen.spec.network_reader import read_network, with_batch
@@ -251,16 +311,23 @@ def _plan_file(plan: Planned, network: Network | None, target: Target, file: str
     return write_plan(replace(laid_out, dtype=params["dtype"] or ""), (_command(Path(file).name),))
 
 
+SHOWN = ("output", "explain", "plot", "as_json")  # options that say what becomes of a plan, not which
+
+
 def _command(file: str) -> str:
     """What was asked for, without where the results go."""
-    context = click.get_current_context()
-    words = ["convgen plan", file]
+    return f"convgen plan {file}{_asked(SHOWN)}"
+
+
+def _asked(without: Sequence[str] = (*SHOWN, "ranks", "inputs", "arguments", "evaluation")) -> str:
+    """Options as they were given, but some."""
+    context, words = click.get_current_context(), ""
     for option in context.command.params:
         name = option.name or ""
         given = context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
-        if given and isinstance(option, click.Option) and name not in ("output", "explain", "plot", "as_json"):
-            words += [option.opts[0]] if option.is_flag else [option.opts[0], f"{context.params[name]}"]
-    return " ".join(words)
+        if given and isinstance(option, click.Option) and name not in without:
+            words += f" {option.opts[0]}" if option.is_flag else f" {option.opts[0]} {context.params[name]}"
+    return words
 
 
 def _grid(text: str | None, ranks: int) -> Grid | None:

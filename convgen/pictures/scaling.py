@@ -66,6 +66,40 @@ def draw_scaling(of: Scaling, ranks: int, file: Path, told: Callable[[str], None
     save_figure(figure, file, 150)
 
 
+@dataclass(frozen=True)
+class Curves:
+    """Over ranks: seconds of steps that fit, and bytes of the fullest rank of all of them."""
+
+    seconds: Points
+    memory_bytes: Points
+
+
+def draw_ranks(title: str, machine: str, planned: Curves, sample: Curves, budget: int | None, file: Path) -> None:
+    """Modelled seconds a step, and memory of the fullest rank, over ranks; the batch is fixed.
+
+    Args:
+        title: the network, and its samples.
+        budget: bytes that a rank may take, drawn as a line.
+    Raises:
+        InputError: matplotlib is missing, or the file can't be written.
+    """
+    figure = matplotlib().figure.Figure(figsize=(9, 3.8), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    counts = sorted({p for one in (planned, sample) for points in (one.seconds, one.memory_bytes) for p, _ in points})
+    times = [[(p, s * 1e3) for p, s in one.seconds] for one in (planned, sample)]
+    _curves(left, times, counts, title)
+    left.set_ylabel(f"ms a step, modelled on {machine}")
+    _scale([left], [s for points in times for _, s in points])
+    _curves(right, [[(p, b / GIB) for p, b in one.memory_bytes] for one in (planned, sample)], counts, "memory")
+    right.set_ylabel("GiB on the fullest rank")
+    right.set_ylim(bottom=0)
+    if budget is not None:
+        right.axhline(budget / GIB, color="#555555", linewidth=0.8, linestyle="--")
+        right.annotate("what a rank has", (1, budget / GIB), xycoords=("axes fraction", "data"), fontsize=8,
+                       xytext=(-3, 3), textcoords="offset points", ha="right", color="#555555")  # fmt: skip
+    save_figure(figure, file, 150)
+
+
 def _halves(ranks: int) -> list[int]:
     found = [ranks]
     while found[-1] % 2 == 0:
@@ -94,21 +128,27 @@ def _draw(
     panel: Any, found: tuple[Points, Points, bool], counts: Sequence[int], title: str, budget: int | None
 ) -> None:
     *series, missing = found
+    milliseconds = [[(p, s * 1e3) for p, s in points] for points in series]
+    _curves(panel, milliseconds, counts, title)
+    if budget is not None and missing:
+        said = "left out: what does not fit" if any(series) else "nothing fits"
+        panel.text(0.03, 0.04, f"{said} {budget / GIB:.4g} GiB", transform=panel.transAxes, fontsize=9)
+
+
+def _curves(panel: Any, series: Sequence[Points], counts: Sequence[int], title: str) -> None:
+    """Of plans, and of samples split alone, over ranks."""
     for points, colour, name, mark in (
         (series[1], SAMPLE, "samples split, nothing else", "s"),
         (series[0], PLANNED, "planned", "o"),
     ):
         if points:
-            panel.plot(*zip(*((p, s * 1e3) for p, s in points), strict=True), mark + "-", color=colour, label=name)
+            panel.plot(*zip(*points, strict=True), mark + "-", color=colour, label=name)
     panel.set_xscale("log", base=2)
     panel.set_xticks(counts, [str(p) for p in counts])
     panel.minorticks_off()
     panel.set_xlim(counts[0] / 1.25, counts[-1] * 1.25)
     if any(series):
         panel.legend(frameon=False, fontsize=9, loc="best")
-    if budget is not None and missing:
-        said = "left out: what does not fit" if any(series) else "nothing fits"
-        panel.text(0.03, 0.04, f"{said} {budget / GIB:.4g} GiB", transform=panel.transAxes, fontsize=9)
     panel.set_xlabel("ranks")
     panel.set_title(title, fontsize=10)
     panel.grid(True, linewidth=0.4, alpha=0.5)

@@ -24,7 +24,19 @@ GIB = 1 << 30
 LARGEST = 3  # layers that are named
 
 
-def refusal(error: TooLittleMemory, parts: Parts, ranks: int, batch: int, setting: Setting, dtype: str) -> InputError:
+class TooLittleOnRanks(InputError):
+    """Nothing that is searched fits the ranks' memory.
+
+    Attributes:
+        least_bytes: that a rank would need.
+    """
+
+    least_bytes: int = 0
+
+
+def refusal(
+    error: TooLittleMemory, parts: Parts, ranks: int, batch: int, setting: Setting, dtype: str
+) -> TooLittleOnRanks:
     """What a plan says that fits nowhere.
 
     Args:
@@ -45,7 +57,9 @@ def refusal(error: TooLittleMemory, parts: Parts, ranks: int, batch: int, settin
         ways.append("--keep needed")
     ways += _ways(parts, error.grid, ranks, replace(setting, room=replace(room, memory_bytes=budget)), dtype, program)
     hint = ways[0] if len(ways) == 1 else f"{', '.join(ways[:-1])} or {ways[-1]}"
-    return InputError(fact, (), tuple(_largest(program, room)), hint)
+    refused = TooLittleOnRanks(fact, (), tuple(_largest(program, room)), hint)
+    refused.least_bytes = error.least
+    return refused
 
 
 def _largest(program: Program, room: Room) -> Iterator[Note]:
