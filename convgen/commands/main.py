@@ -23,6 +23,7 @@ from convgen.commands.compile import compile_command
 from convgen.commands.explain import explain_command
 from convgen.commands.import_ import import_command
 from convgen.commands.network import network_command
+from convgen.commands.papers import papers_command
 from convgen.commands.plan import plan_command
 from convgen.commands.simulate import simulate_command
 from convgen.commands.sw26010 import sw26010
@@ -49,7 +50,7 @@ def cli() -> None:
 
 for command in (
     calibrate_command, check_command, chunks_command, compile_command, explain_command, import_command,
-    network_command, plan_command, simulate_command, sw26010, tune,
+    network_command, papers_command, plan_command, simulate_command, sw26010, tune,
 ):  # fmt: skip
     cli.add_command(command)
 

@@ -1,0 +1,1 @@
+"""The figures and tables of the four papers: what each says in numbers, and what convgen's models make of it."""

@@ -1,0 +1,93 @@
+"""What Lassen's data sheets don't say of it under LBANN, fitted to the first rows of [SP] Tables I to III.
+
+Five constants of twelve cells: the share of the peak that convolutions reach, at most all of it; seconds of an
+operation besides (kernels, framework), by which small blocks reach less of it; by how much exchanges of halos between
+nodes take longer than their messages; and for each mesh, whose filters no text has, its work over that of the assumed
+ones. Least squares of logarithms of times (scipy); everything else of the papers is held out.
+tuning/machines/lassen_lbann.yaml and steps.ASSUMED have the result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import Any
+
+from convgen.cost.machine import Machine
+from convgen.cost.machine_measured import Misfit
+from convgen.cost.machines import load_machine
+from convgen.papers.steps import SP_TABLES, Cell, compiled, machine_of, sp_cells, step_s
+
+# Where it starts: data sheets and round numbers.
+START = {"efficiency": 0.6, "launch_s": 6e-5, "halos": 10.0, "mesh1k": 1.0, "mesh2k": 1.0}
+INSIDE, BETWEEN = 4, 8  # ranks of a sample's group: a node, and the least of several
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """The constants, and of each cell modelled over published seconds."""
+
+    constants: Mapping[str, float]
+    cells: tuple[tuple[Cell, float], ...]
+
+    @property
+    def spread(self) -> float:
+        """Root of the mean square of the logarithms."""
+        return math.sqrt(sum(math.log(ratio) ** 2 for _, ratio in self.cells) / len(self.cells))
+
+
+def with_constants(machine: Machine, constants: Mapping[str, float]) -> Machine:
+    """Lassen with these."""
+    over = {INSIDE: 1.0, BETWEEN: constants["halos"]}
+    misfits = tuple(Misfit(kind="exchange", ranks=p, bytes=(1.0,), over_model=(f,)) for p, f in over.items())
+    return replace(
+        machine, efficiency=constants["efficiency"], launch_s=constants["launch_s"], network_launch_s=None,
+        misfits=misfits,
+    )  # fmt: skip
+
+
+def fit(most: int = 12) -> Fitted:
+    """The constants that fit the first rows best.
+
+    Args:
+        most: evaluations of all cells for each derivative's step.
+    """
+    cells = [cell for table in SP_TABLES for cell in sp_cells(table, 1)]
+    base = load_machine("lassen_lbann")
+    programs = [compiled(cell, machine_of("SP", cell.network, base)) for cell in cells]
+
+    def ratios(logs: Any) -> list[float]:
+        constants = dict(zip(START, map(math.exp, logs), strict=True))
+        machine = with_constants(base, constants)
+        found: list[float] = []
+        for cell, program in zip(cells, programs, strict=True):
+            own = replace(machine, efficiency=machine.efficiency / constants.get(cell.network, 1.0))
+            collectives = replace(own.collectives, all_reduce="rabenseifner")
+            found.append(step_s(program, replace(own, collectives=collectives)) / cell.published_s)
+        return found
+
+    def residuals(logs: Any) -> list[float]:
+        return [math.log(r) for r in ratios(logs)]
+
+    optimize: Any = import_module("scipy.optimize")  # it ships no types
+    best = optimize.least_squares(
+        residuals,
+        [math.log(n) for n in START.values()],
+        bounds=([-math.inf] * len(START), [0.0, *[math.inf] * (len(START) - 1)]),
+        diff_step=0.02,
+        max_nfev=most,
+    )
+    constants = dict(zip(START, (math.exp(n) for n in best.x), strict=True))
+    return Fitted(constants, tuple(zip(cells, ratios(best.x), strict=True)))
+
+
+def fit_text(found: Fitted) -> str:
+    """For people."""
+    lines = ["fitted to the first rows of [SP] Tables I to III, 12 cells of 98"]
+    lines += [f"  {name:12} {value:.4g}" for name, value in found.constants.items()]
+    lines += [
+        f"  {c.network:10} {c.samples:4} samples {c.ways:3} ways  {ratio:.2f} of the text" for c, ratio in found.cells
+    ]
+    return "\n".join([*lines, f"  spread {found.spread:.1%}"])
