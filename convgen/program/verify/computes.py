@@ -18,6 +18,7 @@ from convgen.algebra.signature import Made
 from convgen.algebra.windows import fits_one_padding, padding_of
 from convgen.program.nodes import Compute, Convert, is_convolution
 from convgen.program.verify.facts import Computed, Facts, Fault, interval, listed
+from convgen.program.verify.typed import same_group, unread_rows
 
 Spans = NDArray[np.int64]  # [ranks, 2]
 
@@ -115,13 +116,9 @@ def check_rows_are_at_hand(f: Facts) -> Iterator[Fault]:
             for d, made in enumerate(operand.dims[: box.shape[1]]):
                 if made.relation is None:
                     continue
-                block = part.of[made.indices[0]]
-                lo, hi = np.clip(made.relation.window(block[:, 0], block[:, 1]), 0, operand.shape[d])
-                own_lo, own_hi = box[:, d, 0], box[:, d, 1]
-                for rank in np.flatnonzero(busy & (hi > lo) & ((lo < own_lo) | (hi > own_hi)))[:1]:
-                    needed, own = f"[{lo[rank]}, {hi[rank]})", f"[{own_lo[rank]}, {own_hi[rank]})"
-                    name = f.space.dims(layout.tensor)[d].name
-                    yield one.step, f"rank {rank} needs rows {needed} on {name}, it has {own}"
+                block, of = part.of[made.indices[0]].T, f"on {f.space.dims(layout.tensor)[d].name}"
+                for text in unread_rows(made.relation, (block[0], block[1]), box[:, d], operand.shape[d], of, busy):
+                    yield one.step, text
 
 
 def check_one_padding_fits(f: Facts) -> Iterator[Fault]:
@@ -179,7 +176,7 @@ def check_every_term_is_summed_once(f: Facts) -> Iterator[Fault]:
         if (found := int(size[chosen].sum())) != total:
             yield one.step, f"{found} terms are summed over {listed(grid.ordered(apart))}, there are {total}"
         both = overlaps(terms, terms)
-        same = f.same_group(copies)
+        same = same_group(grid, copies)
         for i, j in np.argwhere((~same & (both > 0))[np.ix_(chosen, chosen)])[:1]:
             a, b = chosen[i], chosen[j]
             yield one.step, f"ranks {a} and {b} both sum {both[a, b]} terms, and are no copies"

@@ -6,18 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
-from numpy.typing import NDArray
-
 from convgen.algebra.conv import Phase
-from convgen.algebra.index_sets import Box, overlaps, volume
+from convgen.algebra.index_sets import Box
 from convgen.algebra.layout import Axes, Layout
+from convgen.algebra.redistribute import Conversion
 from convgen.algebra.signature import Operand, Signature
 from convgen.algebra.space import Space
 from convgen.operations.layer import MADE_BY, Row, rows
 from convgen.program.nodes import GIVEN, TENSOR_OF, Compute, Convert, Schedule, Step
+from convgen.program.verify.typed import Counts, Travel
 
-Counts = NDArray[np.int64]  # [ranks] or [ranks, ranks]
 Fault = tuple[Step | None, str]
 
 
@@ -45,15 +43,17 @@ class Facts:
         self.stored = dict(schedule.stored)
         self.types = schedule.types()
         self.rows: Mapping[str, Row] = rows(space.conv)
-        self._groups: dict[Axes, NDArray[np.bool_]] = {}
 
     @cached_property
     def steps(self) -> tuple[tuple[Phase, Step], ...]:
         return tuple(self.schedule.steps())
 
     @cached_property
-    def conversions(self) -> tuple[tuple[Convert, Layout, Layout], ...]:
-        return tuple((s, self.types[s.source], s.type) for _, s in self.steps if isinstance(s, Convert))
+    def conversions(self) -> tuple[tuple[Convert, Travel], ...]:
+        return tuple((s, self._travel(s)) for _, s in self.steps if isinstance(s, Convert))
+
+    def _travel(self, step: Convert) -> Travel:
+        return Travel(Conversion(step.kind, step.over, self.types[step.source], step.type), self.space)
 
     @cached_property
     def origins(self) -> dict[str, str]:
@@ -88,26 +88,6 @@ class Facts:
 
     def held(self, layout: Layout) -> Box:
         return self.space.held(layout)
-
-    def overlap(self, src: Layout, dst: Layout) -> Counts:
-        """How many elements rank i holds as `src` of those that rank j holds as `dst`."""
-        return overlaps(self.held(src), self.held(dst)) * self.space.weight(src.tensor)
-
-    def size(self, layout: Layout) -> Counts:
-        """Elements that each rank holds, kernel taps included."""
-        return volume(self.held(layout)) * self.space.weight(layout.tensor)
-
-    def same_group(self, axes: Axes) -> NDArray[np.bool_]:
-        """Whether ranks i and j differ only along `axes`."""
-        if axes not in self._groups:
-            ids = self.space.grid.group_ids(axes)
-            self._groups[axes] = ids[:, None] == ids[None, :]
-        return self._groups[axes]
-
-    def supplied(self, src: Layout, dst: Layout) -> Counts:
-        """What rank j has from its one owner i, itself included: an owner differs from it in block axes only."""
-        blocks = (axes for axes, window in zip(src.axes, src.windows, strict=True) if window is None)
-        return self.overlap(src, dst) * self.same_group(tuple(a for axes in blocks for a in axes))
 
 
 def interval(pair: Counts) -> str:

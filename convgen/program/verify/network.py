@@ -7,7 +7,7 @@
 | typed | a conversion changes a type as its name says, over the ranks that differ (program/verify/typed.py) |
 | reductions | stand where addends or parts that overlap become one, by the row's reduction, and nowhere else |
 | gradients | of each operand that has one are collected: of local code's, or of a row of its own |
-| arrives | every rank has, after a step, elements that its one owner among the group had |
+| arrives | after a step every rank has just what its one owner among the group had; what is sent is taken |
 | sums | what is partial is summed over just these axes; parts that overlap come from every rank that has one |
 | at hand | local code finds the rows that its blocks read |
 | once | over the ranks of different roles every term is computed once; ranks without a role compute alike |
@@ -25,10 +25,9 @@ from functools import lru_cache
 from math import prod
 
 import numpy as np
-from numpy.typing import NDArray
 
 from convgen.algebra.grid import Grid
-from convgen.algebra.index_sets import IndexSets, overlaps, volume
+from convgen.algebra.index_sets import IndexSets
 from convgen.algebra.layout import Layout, Window
 from convgen.algebra.redistribute import Conversion
 from convgen.algebra.signature import Reduction
@@ -40,7 +39,7 @@ from convgen.program.network import Program, label
 from convgen.program.rows import Chain, Dims, PlacedRow, index_sets, nameless, stored_by_name
 from convgen.program.verify.flights import flight_faults
 from convgen.program.verify.steps import lowered_faults
-from convgen.program.verify.typed import collective_over, untyped
+from convgen.program.verify.typed import Travel, same_group, unread_rows, untyped
 from convgen.program.verify.values import value_faults
 
 ANY = Window(0, 0)
@@ -146,25 +145,18 @@ def _unsized(there: Layout) -> Layout:
 
 
 def _step(c: Conversion, sets: IndexSets) -> Iterator[str]:
-    grid = sets.grid
-    held, need = sets.held(c.src), sets.held(c.dst)
-    both = overlaps(held, need)
-    if wrong := untyped(c.kind, c.src, c.dst, lambda: volume(need) - np.diag(both), c.reduction):
+    t, grid = Travel(c, sets), sets.grid
+    if wrong := untyped(t):
         yield f"a {c.kind} can't turn {c.src} into {c.dst}: {wrong}"
         return
-    if c.kind != "exchange" and c.over != (expected := collective_over(c.kind, c.src, c.dst, grid)):
-        yield f"{c.kind} is over {c.over}, its ranks differ along {expected}"
+    if c.kind != "exchange" and c.over != t.ranks:
+        yield f"{c.kind} is over {c.over}, its ranks differ along {t.ranks}"
     if c.kind == "exchange" and c.reduction is not None:
         apart = grid.ordered({*c.src.used, *c.src.partial})
-        if (both * _same(grid, apart) != both * _same(grid, c.over)).any():
+        if (t.both * same_group(grid, apart) != t.both * same_group(grid, c.over)).any():
             yield f"parts over {apart} overlap what others store, and are added over {c.over} only"
         return
-    # Addends are at hand on every rank that sums them: the block is what has to be had, from any of them alike.
-    owners = tuple(a for axes, w in zip(c.src.axes, c.src.windows, strict=True) if w is None for a in axes)
-    moving = tuple(a for a in owners if a in c.over) if c.kind != "slice" else ()
-    supplied = (both * _same(grid, moving)).sum(axis=0)
-    for rank in np.flatnonzero(supplied < volume(need))[:1]:
-        yield f"{c.kind} over {c.over} gives rank {rank} {supplied[rank]} of {volume(need)[rank]} elements of {c.dst}"
+    yield from (f"{c.kind} over {c.over} to {c.dst}: {text}" for text in (*t.unserved(), *t.unsent()))
 
 
 def _at_hand(row: PlacedRow, sets: IndexSets) -> Iterator[str]:
@@ -176,12 +168,8 @@ def _at_hand(row: PlacedRow, sets: IndexSets) -> Iterator[str]:
             if made.relation is None:
                 continue
             index = made.indices[0]
-            lo, hi = sets.split(Dim(index, signature.extent[index]), roles.get(index, ()))
-            first, last = made.relation.hull(*made.relation.window(lo, hi), operand.shape[d])
-            short = (last > first) & ((first < held[:, d, 0]) | (last > held[:, d, 1]))
-            for rank in np.flatnonzero(short)[:1]:
-                need, own = f"[{first[rank]}, {last[rank]})", f"[{held[rank, d, 0]}, {held[rank, d, 1]})"
-                yield f"rank {rank} reads rows {need} of {operand.name}, it has {own}"
+            block = sets.split(Dim(index, signature.extent[index]), roles.get(index, ()))
+            yield from unread_rows(made.relation, block, held[:, d], operand.shape[d], f"of {operand.name}")
 
 
 def _once(row: PlacedRow, sets: IndexSets) -> Iterator[str]:
@@ -200,8 +188,3 @@ def _once(row: PlacedRow, sets: IndexSets) -> Iterator[str]:
     total = prod(n for _, n in signature.extents)
     if (found := int(terms[first].sum())) != total:
         yield f"{found} terms are computed, there are {total}"
-
-
-def _same(grid: Grid, axes: tuple[str, ...]) -> NDArray[np.bool_]:
-    ids = grid.group_ids(axes)
-    return ids[:, None] == ids[None, :]

@@ -1,32 +1,104 @@
-"""What a conversion's name says: how the type changes, and over which ranks; of layers and networks alike."""
+"""What a conversion's name says, of layers and networks alike: how the type changes, over which ranks, and what each of
+them has and takes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
 
 from convgen.algebra.grid import Grid
+from convgen.algebra.index_sets import IndexSets, overlaps, volume
 from convgen.algebra.layout import Axes, Layout
-from convgen.algebra.redistribute import Kind
-from convgen.algebra.signature import Reduction
-from convgen.program.verify.facts import Counts
+from convgen.algebra.redistribute import Conversion, Kind
+from convgen.algebra.relations import Relation
+
+Counts = NDArray[np.int64]  # [ranks] or [ranks, ranks]
 
 
-def untyped(
-    kind: Kind, src: Layout, dst: Layout, missing: Callable[[], Counts], reduction: Reduction | None = None
-) -> str:
-    """What is wrong with a conversion of this kind between these types; nothing if it is typed.
+def same_group(grid: Grid, axes: Axes) -> NDArray[np.bool_]:
+    """Whether ranks i and j differ only along `axes`."""
+    ids = grid.group_ids(axes)
+    return ids[:, None] == ids[None, :]
 
-    Args:
-        missing: counts, by rank, elements of `dst` that it lacks of `src`; only a slice asks.
-        reduction: by which an exchange adds parts that overlap, or an all_gather blocks that are addends.
+
+def unread_rows(
+    relation: Relation,
+    block: tuple[Counts, Counts],
+    held: Counts,
+    extent: int,
+    of: str,
+    busy: NDArray[np.bool_] | bool = True,
+) -> Iterator[str]:
+    """A rank that has not all rows that its block reads through a relation."""
+    lo, hi = relation.hull(*relation.window(*block), extent)
+    for rank in np.flatnonzero(busy & (hi > lo) & ((lo < held[:, 0]) | (hi > held[:, 1])))[:1]:
+        yield f"rank {rank} needs rows [{lo[rank]}, {hi[rank]}) {of}, it has [{held[rank, 0]}, {held[rank, 1]})"
+
+
+class Travel:
+    """A conversion, rank by rank.
+
+    Attributes:
+        both: how many elements rank i has before of those that rank j has afterwards.
     """
-    if reduction is not None:
-        return _unreduced(kind, src, dst)
-    match kind:
+
+    def __init__(self, c: Conversion, sets: IndexSets) -> None:
+        self.c, self.grid = c, sets.grid
+        held, need = sets.held(c.src), sets.held(c.dst)
+        weight = sets.weight(c.src.tensor)
+        self.before, self.need, self.both = volume(held) * weight, volume(need) * weight, overlaps(held, need) * weight
+
+    @cached_property
+    def owned(self) -> Counts:
+        """What rank j has from its one owner i, itself included: an owner differs from it in block axes only. Addends
+        are at hand on every rank that sums them: the block is what has to be had, from any of them alike."""
+        src = self.c.src
+        axes = (a for axes, window in zip(src.axes, src.windows, strict=True) if window is None for a in axes)
+        return self.both * same_group(self.grid, tuple(axes))
+
+    @cached_property
+    def ranks(self) -> Axes:
+        """The axes along which its ranks differ."""
+        if self.c.kind != "exchange":
+            return collective_over(self.c.kind, self.c.src, self.c.dst, self.grid)
+        i, j = np.nonzero(self.owned - np.diag(np.diag(self.owned)))
+        at = self.grid.coordinates
+        return tuple(a for a in self.grid.names if (at[a][i] != at[a][j]).any())
+
+    def unserved(self) -> Iterator[str]:
+        """A rank whose need is not what it owned and what it has received from its group."""
+        over = () if self.c.kind in ("slice", "reduce_scatter") else self.c.over
+        supply = self.owned * same_group(self.grid, over)
+        owned, had = np.diag(supply), supply.sum(axis=0)
+        for r in np.flatnonzero(had != self.need)[:1]:
+            yield f"rank {r} needs {self.need[r]} elements, owns {owned[r]} of them and receives {had[r] - owned[r]}"
+
+    def unsent(self) -> Iterator[str]:
+        """What a collective sends by its definition and its group does not take: all_gather and all_reduce everybody's
+        block to everybody, all_to_all and reduce_scatter each element to one rank; an exchange sends what is needed.
+        """
+        taken, size = self.both * same_group(self.grid, self.c.over), self.before
+        if self.c.kind in ("all_gather", "all_reduce"):
+            for i, j in np.argwhere(same_group(self.grid, self.c.over) & (taken != size[:, None]))[:1]:
+                yield f"rank {i} has {size[i]} elements for rank {j}, which takes {taken[i, j]}"
+        elif self.c.kind in ("all_to_all", "reduce_scatter"):
+            for i in np.flatnonzero(taken.sum(axis=1) != size)[:1]:
+                yield f"rank {i} has {size[i]} elements to send or keep, of which the group takes {taken[i].sum()}"
+
+
+def untyped(t: Travel) -> str:
+    """What is wrong with a conversion of this kind between these types; nothing if it is typed."""
+    src, dst = t.c.src, t.c.dst
+    if t.c.reduction is not None:
+        return _unreduced(t.c.kind, src, dst)
+    match t.c.kind:
         case "slice":
             if src.partial != dst.partial:
                 return "addends stay addends"
-            short = missing()
+            short = t.need - np.diag(t.both)
             return f"rank {short.argmax()} misses {short.max()} elements" if (short > 0).any() else ""
         case "all_gather":
             if src.windows != dst.windows:
