@@ -34,7 +34,7 @@ def plot_scaling(graph: Graph, setting: Setting, ranks: int, file: Path, told: C
 
     def sample(ranks: int, batch: int) -> Point:
         compiled = known.get((ranks, batch))
-        program = sample_parallelism(compiled) if compiled is not None else None
+        program = sample_parallelism(compiled, ranks) if compiled is not None else None
         if compiled is None or program is None:
             return Point(None)
         seconds = program_cost(program, machine, setting.dtype or compiled.dtype).seconds
