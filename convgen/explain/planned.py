@@ -160,7 +160,7 @@ def _beside(plan: Planned, seconds: float) -> str:
 def _meanwhile(plan: Planned) -> Iterator[str]:
     """With what travels meanwhile."""
     found = plan.timeline
-    hidden, moving = (found.moving_s - found.exposed_s) * 1e3, found.moving_s * 1e3
+    hidden, moving = found.moving_s * found.hidden * 1e3, found.moving_s * 1e3
     yield f"overlap {found.end_s * 1e3:.3f} ms with what travels meanwhile: {hidden:.3f} of {moving:.3f} ms hidden"
     if plan.found.step is not None:
         took, sums = (f"{seconds * 1e3:.3f} ms" for seconds in plan.found.step)
