@@ -91,6 +91,7 @@ class CompiledNetwork:
         any_sizes: the graph's rows, for which sizes.
         measured: configurations of a GPU's kernels that the tuner's databases say (tune/apply.py).
         any_extents: a GPU's kernels serve other extents than the graph's, too; those of open extents always do.
+        of_inputs: it was chosen for steps in which inputs want gradients, too.
     """
 
     graph: Graph
@@ -104,6 +105,7 @@ class CompiledNetwork:
     command: str = ""
     measured: Measured = field(default_factory=dict[tuple[Problem, ...], Config])
     any_extents: bool = False
+    of_inputs: bool = False
 
     @property
     def dtype(self) -> str:
@@ -223,7 +225,7 @@ def compile_network(
         autocast: bfloat16 or float16: what ranks will run is under torch.autocast of this type, for which the layout is
             chosen, and of which bytes, prices, memory and a GPU's kernels are. It runs right under another, or none.
         again: blocks of the source that backward computes again (program/again.py).
-        of_inputs: whether what travels is chosen for steps in which inputs want gradients, too.
+        of_inputs: whether it is chosen for steps in which inputs want gradients, too.
         passes: say what travels meanwhile, in this order, instead of the timeline; what they make is verified.
         after: told each stage when it is done.
     Raises:
@@ -241,7 +243,7 @@ def compile_network(
     graph, described, *_ = _described(joined_for_each(graph), target)
     if algorithm == "auto":
         room = Setting(machine=chosen).bounded
-        parts = _parts(graph, described, statistics, target, reduce_dtype, autocast)
+        parts = _parts(graph, described, statistics, target, reduce_dtype, autocast)._replace(of_inputs=of_inputs)
         program = plan_network(parts, [grid], chosen, _dtype(graph), room).program
     else:
         program = lay_out(network_parts(graph, described), grid, algorithm)
@@ -249,7 +251,8 @@ def compile_network(
     program = with_again(replace(program, reduce_dtype=reduce_dtype, autocast=autocast), again)
     passes = PACKED if target.is_mesh and passes is None else passes
     meanwhile, named = _overlapping(chosen, _dtype(graph), of_inputs, passes), passes is not None
-    return _compiled(graph, described, program, algorithm, command, meanwhile, target, after, checked=named)
+    made = _compiled(graph, described, program, algorithm, command, meanwhile, target, after, checked=named)
+    return replace(made, of_inputs=of_inputs)
 
 
 def _with_statistics(
@@ -379,7 +382,8 @@ def plan_graph(
     check_ranks(parts, grid, ranks)
 
     def on_one(grid: Grid, machine: Machine) -> NetworkPlan:
-        return widened(plan_network(parts, [grid], machine, dtype, room, setting.recompute), ranks)
+        found = plan_network(parts, [grid], machine, dtype, room, setting.recompute)
+        return widened(found, ranks, setting.machine, dtype)
 
     try:
         if grid is not None:
@@ -393,13 +397,13 @@ def plan_graph(
     except TooLittleMemory as error:
         raise refusal(error, parts, ranks, graph.batch, setting, dtype) from None
     graph, described, program = _with_statistics(graph, described, plan.program, setting.statistics, "auto", made_for)
+    plan = plan.checked(machine, dtype)
     return _compiled(graph, described, program, "auto", "", _overlapping(machine, dtype)), plan
 
 
-def sample_parallelism(compiled: CompiledNetwork) -> Program | None:
-    """The same network with samples alone split over as many ranks; None where there are fewer samples."""
-    graph, ranks = compiled.graph, compiled.program.grid.ranks
-    if graph.batch < ranks:
+def sample_parallelism(compiled: CompiledNetwork, ranks: int) -> Program | None:
+    """The same network with samples alone split over so many ranks; None where there are fewer samples."""
+    if compiled.graph.batch < ranks:
         return None
     return by_samples(compiled, ranks)
 

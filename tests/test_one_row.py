@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from free_networks import imported, ranks_of, sent_by
 from generate import random_problem
 from passing import passed
-from sampling import cases_of
+from sampling import cases_of, draws
 from torch import Tensor
 from torch.nn import functional
 
@@ -33,6 +33,7 @@ from convgen.cost.schedule import schedule_cost
 from convgen.cost.timeline import simulate
 from convgen.emit.volume import volume as volume_of_layer
 from convgen.errors import InputError
+from convgen.explain.program import program_cost_text
 from convgen.network_compiler import CompiledNetwork, compile_text
 from convgen.passes.hold_x import HoldX
 from convgen.passes.share import Share
@@ -42,7 +43,7 @@ from convgen.program.network_text import show
 from convgen.program.shared import shared
 from convgen.resources import data_file
 from convgen.spec.layer import Distribution, Layer, Options
-from convgen.spec.reader import layer_to_dict, read_csv
+from convgen.spec.reader import layer_from_dict, layer_to_dict, read_csv
 from convgen.spec.target import read_target
 from convgen.verify.network import check_network, report_text
 
@@ -404,3 +405,35 @@ def test_a_layer_is_checked_and_explained_as_a_network(tmp_path: Path) -> None:
     assert done.exit_code == 0 and "memory of the fullest rank" in done.output, done.output
     done = convgen("explain", data_file("tuning", "layers", "resnet50.csv"), "--overlap", "--grid", "N=2")
     assert isinstance(done.exception, InputError) and "one at a time" in str(done.exception)
+
+
+def test_auto_is_never_dearer_than_the_layouts_of_its_module(tmp_path: Path) -> None:
+    """By the timeline, with what travels meanwhile and the input's gradient; what ranks send for it is said."""
+    for number in range(draws(20)):
+        draw = Random(f"auto {number}")
+        k, groups = draw.choice((1, 3, 5)), draw.choice((1, 1, 1, 2))
+        said: dict[str, Any] = {
+            "name": "auto", "layer": "conv2d", "algorithm": "auto", "out_channels": draw.choice((4, 16, 64)),
+            "input": [draw.choice((1, 2, 4, 8)), draw.choice((4, 16, 64)), *draw.choices((8, 14, 15, 32), k=2)],
+            "kernel_size": k, "padding": k // 2, "stride": draw.choice((1, 1, 2)), "groups": groups,
+            "bias": draw.random() < 0.3,
+            "grid": draw.choice(({"a": 2}, {"a": 3}, {"a": 4, "b": 2}, {"a": 2, "b": 2, "c": 2})),
+        }  # fmt: skip
+        layer, machine = layer_from_dict(said), load_machine(draw.choice(("lassen", "dgx_h200", "cpu")))
+        compiled = as_a_network(layer, tmp_path, machine=machine.name)
+        choice = compile_layer(layer, machine=machine)
+        as_written = replace(
+            layer,
+            algorithm=None,
+            distribution=Distribution(**{t: layout.axes for t, layout in choice.choice.stored.items()}),
+            roles=tuple(
+                (p, tuple((a, role) for role, axes in r.nests for a in axes)) for p, r in choice.choice.roles.items()
+            ),
+        )
+        other = as_a_network(as_written, tmp_path, machine=machine.name)
+        took, takes = (
+            simulate(one.program, machine, one.dtype, of_inputs=True, alike=True).end_s for one in (other, compiled)
+        )
+        assert takes <= took, number
+        sent = [s for s in volume(compiled.program, of_inputs=True)["backward"] if s["step"].endswith(".dx")]
+        assert all(f"{sum(s['bytes_sent_per_rank']):,}" in program_cost_text(compiled) for s in sent)

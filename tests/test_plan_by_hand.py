@@ -242,10 +242,10 @@ def test_one_rank_and_axes_of_one_rank() -> None:
 def test_not_worse_than_samples_alone() -> None:
     network = with_batch(read_network(EXAMPLES / "alexnet.yaml"), 16)
     compiled, found = plan(network, 8, ON_CUDA, grid=Grid((("a", 4), ("b", 2))))
-    sample = sample_parallelism(compiled)
+    sample = sample_parallelism(compiled, 8)
     assert sample is not None
     assert found.seconds < program_cost(sample, ON_CUDA, "float32").seconds
-    assert sample_parallelism(plan(network, 32, ON_CUDA, grid=Grid((("a", 32),)))[0]) is None
+    assert sample_parallelism(plan(network, 32, ON_CUDA, grid=Grid((("a", 32),)))[0], 32) is None
 
 
 def test_grids_are_all_factorisations() -> None:
@@ -294,7 +294,7 @@ def test_the_command(tmp_path: Path) -> None:
         (["--ranks", "4", "--memory", "1e-5"], "GiB a rank, 1e-05 are given"),
         (["--ranks", "4", "--grid", "a=3"], "has 3 ranks, --ranks says 4"),
         (["--ranks", "4", "--grid", "a=2,a=2"], "names axis a twice"),
-        (["--ranks", "20011"], "splits nothing: no index of alexnet is above 9216"),
+        (["--ranks", "20011", "--grid", "a=20011"], "splits nothing: no index of alexnet is above 9216"),
         (["--ranks", "100000"], "more than 65536"),
     ],
 )

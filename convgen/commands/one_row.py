@@ -7,13 +7,14 @@ Modules of one layer wait where their schedule says. `compile --overlap` writes 
 |---|---|
 | a distribution | the layouts and roles that the layer's module has: as given, what is missing as `choose` has it |
 | a named algorithm | what letters say; with an axis G, which networks have not, what the layer's module has |
-| `algorithm: auto` | what the search for networks finds |
+| `algorithm: auto` | what the search for networks finds, or what the layer's module has: the shorter step |
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,9 +28,10 @@ if TYPE_CHECKING:
     from convgen.algebra.grid import Grid
     from convgen.algebra.roles import Roles
     from convgen.cost.machine import Machine
+    from convgen.network_compiler import CompiledNetwork
     from convgen.passes.contract import After
     from convgen.plan.choose import Objective
-    from convgen.spec.graph import GivenRow
+    from convgen.spec.graph import GivenRow, Graph
     from convgen.spec.layer import Layer
 
 NOTE = "as a network of one row: convgen compile --overlap writes it"
@@ -102,17 +104,13 @@ def compile_one_rows(
             else:
                 grouped = "G" in layer.grid.names and layer.algorithm not in (None, "auto")
                 placed = layer.distribution is not None or grouped
-                made = compile_network(
-                    replace(graph, given=(_given(layer, on, objective),)) if placed else graph,
-                    layer.grid,
-                    None if placed else layer.algorithm,
-                    machine=on,
-                    command=command,
-                    of_inputs=True,
-                    target=layer.target.known(),
-                    passes=chain,
-                    after=after,
-                )
+                compiled = partial(
+                    compile_network, grid=layer.grid, machine=on, command=command, of_inputs=True,
+                    target=layer.target.known(), passes=chain,
+                )  # fmt: skip
+                if placed or (layer.algorithm in (None, "auto") and _as_module(layer, on, objective, graph, compiled)):
+                    graph = replace(graph, given=(_given(layer, on, objective),))
+                made = compiled(graph, algorithm=None if graph.given else layer.algorithm, after=after)
         except InputError as error:
             raise locate(error, layer.source) from None
         found.append(CompiledFile(str(Path(files[0])), made, {}))
@@ -121,6 +119,22 @@ def compile_one_rows(
         if names.count(name) > 1:
             raise InputError(f"{names.count(name)} layers are named {name}", hint="another name for one")
     return found
+
+
+def _as_module(
+    layer: Layer, machine: Machine, objective: Objective, graph: Graph, compiled: Callable[..., CompiledNetwork]
+) -> bool:
+    """Whether the layouts and roles of the layer's module make a shorter step than those that the search for networks
+    finds; not where a network can't have them."""
+    from convgen.cost.timeline import simulate
+
+    given = replace(graph, given=(_given(layer, machine, objective),))
+    try:
+        two = compiled(graph, algorithm="auto"), compiled(given, algorithm=None)
+    except InputError:
+        return False
+    by_search, by_module = (simulate(c.program, machine, c.dtype, of_inputs=True, alike=True).end_s for c in two)
+    return by_module < by_search
 
 
 def _given(layer: Layer, machine: Machine, objective: Objective) -> GivenRow:

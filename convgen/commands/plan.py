@@ -93,7 +93,10 @@ class PlanFile(OutputFile):
 @click.option(
     "-o", "--output", type=PlanFile(), metavar="FILE", help="Write the plan as YAML, which `convgen compile` takes."
 )
-@click.option("--overlapped", is_flag=True, help="The shortest step with what travels meanwhile.")
+@click.option(
+    "--overlapped/--in-order", default=True, show_default=True,
+    help="The shortest step with what travels meanwhile, or with everything one after the other.",
+)  # fmt: skip
 @click.option("--measured", is_flag=True, help="Local kernels as convgen tune measured them on this device.")
 @click.option("--explain", metavar="LAYER", help="Print every step of one layer instead of the table.")
 @click.option(
@@ -273,7 +276,7 @@ def _setting(network: Network | None, graph: Graph, options: dict[str, Any]) -> 
         ),
         statistics=options["statistics"] or ("local" if by_hand else "global"),
         recompute=options["recompute"],
-        by_step=options["overlapped"],
+        by_step=options["overlapped"] and not options["hide_dw"],
         dtype=dtype,
         reduce_dtype=options["reduce_dtype"] or "",
         autocast=options["autocast"] or "",

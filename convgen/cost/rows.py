@@ -320,10 +320,14 @@ class ProgramCost:
         return self.time_ps / PICOSECONDS
 
 
-def program_cost(program: Program, machine: Machine, dtype: str) -> ProgramCost:
-    """What a program costs on a machine."""
+def program_cost(program: Program, machine: Machine, dtype: str, *, of_inputs: bool = False) -> ProgramCost:
+    """What a program costs on a machine.
+
+    Args:
+        of_inputs: whether inputs want gradients, too.
+    """
     price = price_on(program.grid, machine, dtype)
-    wanted = program.differentiable(of_inputs=False)
+    wanted = program.differentiable(of_inputs=of_inputs)
     again = {i for s in program.again for i in range(s.start, s.stop)}
     rows = enumerate(zip(program.rows, program.row_types, strict=True))
     learnt = {name for name, value in program.values.items() if value.kind == "parameter"}

@@ -48,6 +48,11 @@ class Planned:
     def dtype(self) -> str:
         return self.setting.dtype or self.compiled.dtype
 
+    @property
+    def ranks(self) -> int:
+        """That there are, whether they work or not."""
+        return self.found.ranks or self.program.grid.ranks
+
     @cached_property
     def layers(self) -> list[Layer]:
         return layers_of(self.found, self.setting.machine, self.dtype)
@@ -65,7 +70,7 @@ class Planned:
 
     @cached_property
     def sample(self) -> Program | None:
-        return sample_parallelism(self.compiled)
+        return sample_parallelism(self.compiled, self.ranks)
 
     def seconds_of(self, program: Program) -> float:
         return program_cost(program, self.setting.machine, self.dtype).seconds
@@ -109,7 +114,7 @@ def _summary(plan: Planned) -> Iterator[str]:
     rest = [one for one in layers if one.product is None]
     yield (
         f"{program.name}: {number_of(len(products), 'layer')}, {number_of(plan.compiled.graph.batch, 'sample')}, "
-        f"{number_of(program.grid.ranks, 'rank')} of {machine.name} as {program.grid}"
+        f"{_ranks(plan)} of {machine.name} as {program.grid}"
         + f", under autocast of {program.autocast}"
         * bool(program.autocast)
     )
@@ -131,8 +136,8 @@ def _summary(plan: Planned) -> Iterator[str]:
         yield f"paths   longest paths one after the other ([SP] V-C): {paths * 1e3:.3f} ms, {more:.2f} % more"
     if program.again:
         yield f"again   in backward: {', '.join(s.path for s in program.again)}"
-    if IDLE in program.grid.sizes:
-        yield f"ranks   {idle_line(program.grid)}"
+    if IDLE in program.grid.sizes or program.grid.ranks < plan.ranks:
+        yield f"ranks   {idle_line(program.grid, plan.ranks)}"
     for grid, seconds in plan.found.tried:
         yield f"scouted {grid}: {seconds * 1e3:.3f} ms with few candidates"
     if machine.timed is not None:
@@ -140,7 +145,7 @@ def _summary(plan: Planned) -> Iterator[str]:
 
 
 def _ranks(plan: Planned) -> str:
-    return number_of(plan.program.grid.ranks, "rank")
+    return number_of(plan.ranks, "rank")
 
 
 def _sums(layers: Sequence[Layer]) -> str:
@@ -155,7 +160,7 @@ def _beside(plan: Planned, seconds: float) -> str:
 def _meanwhile(plan: Planned) -> Iterator[str]:
     """With what travels meanwhile."""
     found = plan.timeline
-    hidden, moving = (found.moving_s - found.exposed_s) * 1e3, found.moving_s * 1e3
+    hidden, moving = found.moving_s * found.hidden * 1e3, found.moving_s * 1e3
     yield f"overlap {found.end_s * 1e3:.3f} ms with what travels meanwhile: {hidden:.3f} of {moving:.3f} ms hidden"
     if plan.found.step is not None:
         took, sums = (f"{seconds * 1e3:.3f} ms" for seconds in plan.found.step)
@@ -192,7 +197,7 @@ def planned_json(plan: Planned) -> dict[str, Any]:
     return {
         "network": program.name,
         "machine": machine.name,
-        "ranks": program.grid.ranks,
+        "ranks": plan.ranks,
         "grid": program.grid.plain,
         "working_ranks": program.grid.ranks // program.grid.sizes.get(IDLE, 1),
         "samples": plan.compiled.graph.batch,

@@ -20,21 +20,21 @@ from convgen.spec.graph import Graph
 
 def plot_scaling(graph: Graph, setting: Setting, ranks: int, file: Path, told: Callable[[str], None]) -> None:
     """`draw_scaling` of a network; plans that it can't have are left out."""
-    machine, room = setting.machine, setting.bounded
+    machine, room, in_order = setting.machine, setting.bounded, replace(setting, by_step=False)
     known: dict[tuple[int, int], CompiledNetwork] = {}
 
     def planned(ranks: int, batch: int) -> Point:
         if batch != graph.batch and not graph.is_dynamic:
             return Point(None)
         try:
-            known[ranks, batch], found = plan_graph(replace(graph, batch=batch), ranks, setting)
+            known[ranks, batch], found = plan_graph(replace(graph, batch=batch), ranks, in_order)
         except InputError:
             return Point(None, fits=False)
         return Point(found.seconds)
 
     def sample(ranks: int, batch: int) -> Point:
         compiled = known.get((ranks, batch))
-        program = sample_parallelism(compiled) if compiled is not None else None
+        program = sample_parallelism(compiled, ranks) if compiled is not None else None
         if compiled is None or program is None:
             return Point(None)
         seconds = program_cost(program, machine, setting.dtype or compiled.dtype).seconds

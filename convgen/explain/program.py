@@ -54,7 +54,7 @@ def program_cost_text(compiled: CompiledNetwork) -> str:
     """Bytes of every step, and in all."""
     program = compiled.program
     lines = [_heading(compiled)]
-    for part, several in volume(program).items():
+    for part, several in volume(program, of_inputs=compiled.of_inputs).items():
         table = [("step", "collective", "over", "bytes", "busiest rank")]
         for s in several:
             sent: list[int] = s["bytes_sent_per_rank"]
@@ -73,9 +73,9 @@ def program_cost_json(compiled: CompiledNetwork) -> dict[str, Any]:
         "grid": program.grid.plain,
         "algorithm": compiled.algorithm,
         "axes": {axis: asdict(one) for axis, one in split_shares(program).items()},
-        "volume": volume(program),
+        "volume": volume(program, of_inputs=compiled.of_inputs),
     }
-    for part, several in volume(program).items():
+    for part, several in volume(program, of_inputs=compiled.of_inputs).items():
         said[f"{part}_bytes"] = _total(several)
         said[f"{part}_bytes_busiest_rank"] = _busiest(several, program)
     return said | {"whole": [one.plain() for one in whole_calls(compiled.graph, compiled.described)]}
@@ -105,7 +105,7 @@ def program_text(compiled: CompiledNetwork) -> str:
         lines.append(f"  {name:<{wide}}  [{dims}]")
     lines += _axes_lines(compiled)
     forward = steps(program, program.forward())
-    backward = steps(program, program.backward())
+    backward = steps(program, program.backward(of_inputs=compiled.of_inputs))
     table: list[tuple[str, ...]] = [("row", "operation", "roles", "forward", "bytes", "backward", "bytes")]
     silent = 0
     for i, row in enumerate(program.rows):

@@ -1,14 +1,17 @@
-"""Fewer ranks where more don't pay: an axis that nothing is split over, whose ranks hold copies and compute the same.
+"""Fewer ranks where more don't pay.
 
-More ranks are modelled slower than fewer where reductions grow and kernels can't shrink, or where a search over few
-candidates has missed a better layout. Either way the layout on a divisor of the ranks can be had on all of them: the
-axis of copies is the outermost, so that the others' groups lie in nodes as they would without it.
+More ranks are modelled slower than fewer where reductions grow and kernels can't shrink, where no extent splits into so
+many, where they lie unevenly in nodes, or where a search over few candidates has missed a better layout. Any number of
+them may work: the first so many. Where it divides all ranks and links serve the others alike, these hold copies and
+compute the same, along an outermost axis that nothing is split over; else they are left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
 from typing import TypeVar
 
 from convgen.algebra.grid import Grid
@@ -17,9 +20,21 @@ from convgen.errors import InputError
 IDLE = "idle"
 NOISE = 1.1  # rough plans are slower than the best of them by more than this: their thorough ones are too
 GAIN = 1.25  # thorough plans are expected to be faster than rough ones by at most this; 1.21 was seen
-PATIENCE = 2  # counts that don't pay, by rough plans, before the search goes no further down
 PAYS = 1.05  # a count pays as long as its rough plan is slower by no more than this
-THOROUGH = 3  # counts that are planned with all candidates
+NEAREST = 3  # products of small factors that are looked at
+FACTORS = (2, 3, 5, 7)
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How many counts in a row that don't pay, by rough plans, end the search; and how many counts are planned with all
+    candidates."""
+
+    poor: int
+    thorough: int
+
+
+LITTLE, MUCH = Patience(2, 3), Patience(64, 12)  # of networks that take long to plan, and of others
 
 Plan = TypeVar("Plan")
 
@@ -30,6 +45,7 @@ def on_fewer(
     seconds: Callable[[Plan], float],
     roughly: Callable[[int], float],
     least: Callable[[int], float],
+    patience: Patience,
 ) -> tuple[int, Plan]:
     """How many ranks do different work in the fastest plan found, and that plan.
 
@@ -38,19 +54,26 @@ def on_fewer(
         roughly: seconds of a plan found with little effort, infinite where there is none.
         least: seconds that no plan for so many ranks is below, more for fewer ranks.
     Raises:
-        InputError: all ranks have no plan.
+        InputError: no number of ranks has a plan; that of all of them.
     """
-    rough, poor = {ranks: roughly(ranks)}, 0
-    for fewer in divisors(ranks):
-        fastest = min(rough.values())
-        if poor == PATIENCE or least(fewer) >= fastest:
-            break
-        rough[fewer] = roughly(fewer)
-        poor = poor + 1 if rough[fewer] > PAYS * fastest else 0
+    rough: dict[int, float] = {}
+
+    def look(some: Iterable[int]) -> None:
+        poor = 0
+        for count in some:
+            fastest = min(rough.values(), default=float("inf"))
+            if poor == patience.poor or least(count) >= fastest < float("inf"):
+                break
+            rough[count] = rough[count] if count in rough else roughly(count)
+            poor = poor + 1 if rough[count] > PAYS * fastest else 0
+
+    look(coarse(ranks))
+    middle = min(rough, key=lambda count: (rough[count], -count))
+    look(count for count in counts(ranks) if middle / 2 < count < 2 * middle)
     best: tuple[int, Plan] | None = None
     most = NOISE * min(rough.values())
-    likely = sorted((count for count in rough if rough[count] <= most), key=lambda count: rough[count])
-    for count in likely[:THOROUGH]:
+    likely = sorted((count for count in rough if rough[count] <= most), key=lambda count: (rough[count], -count))
+    for count in likely[: patience.thorough]:
         if best is not None and rough[count] > GAIN * seconds(best[1]):
             break
         with suppress(InputError):
@@ -60,14 +83,36 @@ def on_fewer(
     return (ranks, planned(ranks)) if best is None else best
 
 
-def divisors(ranks: int) -> list[int]:
-    """Those below it, largest first.
+def coarse(ranks: int) -> list[int]:
+    """Those that are looked at first, largest first: divisors, and powers of two.
 
     Example:
-        >>> divisors(12)
-        [6, 4, 3, 2, 1]
+        >>> coarse(12)
+        [12, 8, 6, 4, 3, 2, 1]
     """
-    return [n for n in range(ranks // 2, 0, -1) if ranks % n == 0]
+    powers = {1 << k for k in range(ranks.bit_length())}
+    return sorted(powers | {n for n in range(1, ranks + 1) if ranks % n == 0}, reverse=True)
+
+
+def counts(ranks: int) -> list[int]:
+    """Those that are looked at around the best of these, largest first: five for each doubling, and the largest
+    products of small factors.
+
+    Example:
+        >>> counts(61)
+        [60, 56, 54, 48, 40, 36, 32, 28, 24, 20, 18, 16, 14, 12, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1]
+    """
+    some = {m << k for k in range(ranks.bit_length()) for m in (1, 4, 5, 6, 7, 9)} | {2, 3}
+    near = islice((n for n in range(ranks, 0, -1) if is_smooth(n)), NEAREST)
+    return sorted({*(n for n in some if n <= ranks), *near}, reverse=True)
+
+
+def is_smooth(n: int) -> bool:
+    """Whether it is a product of small factors."""
+    for factor in FACTORS:
+        while n % factor == 0:
+            n //= factor
+    return n == 1
 
 
 def with_idle(grid: Grid, ranks: int) -> Grid:
@@ -87,7 +132,8 @@ def without_idle(grid: Grid) -> Grid:
     return Grid(tuple((a, n) for a, n in grid.axes if a != IDLE)) if IDLE in grid.sizes else grid
 
 
-def idle_line(grid: Grid) -> str:
+def idle_line(grid: Grid, ranks: int) -> str:
     """What a plan says of the ranks that it leaves idle."""
-    working = grid.ranks // grid.sizes[IDLE]
-    return f"{working} of {grid.ranks} do different work: more than {working} don't pay, by this model and search"
+    working = without_idle(grid).ranks
+    line = f"{working} of {ranks} do different work: more than {working} don't pay, by this model and search"
+    return line if grid.ranks == ranks else f"{line}; start {working}, the first of them: there is no work for the rest"

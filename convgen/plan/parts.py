@@ -76,6 +76,7 @@ class Parts(NamedTuple):
             normalised shall stay so; None: they are not.
         given: rows that a file lays out (given.py).
         reduce_dtype, autocast: as a program's.
+        of_inputs: whether a step makes inputs' gradients, too.
     """
 
     name: str
@@ -88,3 +89,4 @@ class Parts(NamedTuple):
     given: tuple[GivenRow, ...] = ()
     reduce_dtype: str = ""
     autocast: str = ""
+    of_inputs: bool = False

@@ -36,7 +36,8 @@ def by_timeline(
             continue
         if (seconds := overlapped_s(other.program, machine, dtype)) < least:
             own = program_cost(other.program, machine, dtype).seconds
-            best = replace(other, seconds=own, tried=plan.tried, runner_up={})  # theirs are of other machines
+            # Runners-up and the heuristic are of other machines.
+            best = replace(other, seconds=own, tried=plan.tried, runner_up={}, heuristic=None)
             least = seconds
     return replace(best, step=StepSeconds(least, by_sums))
 

@@ -16,9 +16,9 @@ from convgen.cost.machine import Machine
 from convgen.cost.moving import PICOSECONDS
 from convgen.cost.network_memory import MemoryWalk
 from convgen.cost.rows import program_cost
-from convgen.errors import InputError, Note
+from convgen.errors import InputError, InternalError, Note
 from convgen.plan.factors import MOST_AXES, NAMES, factorisations, primes
-from convgen.plan.fewer import on_fewer, with_idle
+from convgen.plan.fewer import LITTLE, MUCH, on_fewer, with_idle
 from convgen.plan.letters import lay_out
 from convgen.plan.parts import ANY, Parts, Room
 from convgen.plan.program.candidates import Way
@@ -30,6 +30,7 @@ from convgen.spec.placement import MAX_RANKS
 
 SCOUT = Effort(ways=2, others=6, stored=5, parameters=3, apart=False)
 LAYOUTS = 2  # that are looked for until statistics by parts and the best layout agree
+SMALL = 40  # operations, of networks that are planned for many numbers of working ranks
 SCOUTED = 2  # grids, the most even ones: a role may have several axes, so that uneven splits are had on them too
 
 
@@ -53,6 +54,7 @@ class NetworkPlan:
         room: that there was.
         walk: that counted the bytes, row by row; None where room says another way.
         parts: of what it is a plan; of a network whose statistics are by parts, with these.
+        ranks: that there are, of which those of the program's grid are the first; 0: no others.
     """
 
     program: Program
@@ -65,16 +67,30 @@ class NetworkPlan:
     walk: MemoryWalk | None = None
     heuristic: Callable[[], int] | None = None
     parts: Parts | None = None
+    ranks: int = 0
+
+    def checked(self, machine: Machine, dtype: str) -> NetworkPlan:
+        """Itself.
+
+        Raises:
+            InternalError: its seconds are not those of its program, on its program's ranks.
+        """
+        if (own := program_cost(self.program, machine, dtype).seconds) != self.seconds:
+            what = f"{self.program.name} on {self.program.grid}"
+            raise InternalError(f"{what}: a plan says {self.seconds:.12f} s a step, and its program takes {own:.12f} s")
+        return self
 
 
 def check_ranks(parts: Parts, grid: Grid | None, ranks: int) -> None:
     """Raises InputError: more ranks than can be, or an axis that splits nothing."""
     if ranks > MAX_RANKS:
         raise InputError(f"{ranks} ranks, more than {MAX_RANKS}", hint=f"--ranks up to {MAX_RANKS}")
+    if grid is None:  # as many work as can
+        return
     products = [bound for bound in parts.rows if bound.operation.is_product]
     extents = [(n, bound.module) for bound in products for s in bound.operation.signatures for _, n in s.extents]
     most, where = max(extents, key=lambda pair: pair[0], default=(MAX_RANKS, ""))
-    sizes = [size for _, size in grid.axes] if grid is not None else primes(ranks)
+    sizes = [size for _, size in grid.axes]
     if max(sizes, default=1) > most:
         fact = f"an axis of {max(sizes)} ranks splits nothing: no index of {parts.name} is above {most}"
         notes = (Note("layer", f"{where} has the largest, {most}"),)
@@ -233,7 +249,7 @@ def plan_counted(
     recompute: bool = False,
     told: Callable[[int], None] = lambda _: None,
 ) -> NetworkPlan:
-    """The best layout on these ranks; where it is faster, of a divisor of them, and copies over the others.
+    """The best layout on these ranks; or on the first of them, where that is faster (plan/fewer.py).
 
     Args:
         told: is called with each number of ranks that is planned.
@@ -256,14 +272,17 @@ def plan_counted(
         program = lay_out(parts._replace(given=()), Grid((("N", 1),)), "sample")
         return sum(computing for computing, _ in program_cost(program, machine, dtype).rows) / PICOSECONDS
 
-    _, plan = on_fewer(ranks, planned, lambda plan: plan.seconds, roughly, lambda count: of_one() / count)
-    return widened(plan, ranks)
+    patience = MUCH if len({bound.operation for bound in parts.rows}) <= SMALL else LITTLE
+    best = on_fewer(ranks, planned, lambda plan: plan.seconds, roughly, lambda count: of_one() / count, patience)
+    return widened(best[1], ranks, machine, dtype)
 
 
-def widened(plan: NetworkPlan, ranks: int) -> NetworkPlan:
-    """A plan on more ranks, the others with copies."""
+def widened(plan: NetworkPlan, ranks: int, machine: Machine, dtype: str) -> NetworkPlan:
+    """A plan where there are more ranks: the others have copies, if links serve them so well, or are left out."""
+    plan = replace(plan, ranks=ranks)
     laid_out = plan_of(plan.program, "")
-    wider = replace(laid_out, grid=with_idle(laid_out.grid, ranks))
-    if wider == laid_out or plan.parts is None:
+    if plan.parts is None or laid_out.grid.ranks == ranks or ranks % laid_out.grid.ranks:
         return plan
-    return replace(plan, program=program_of(wider, plan.parts))
+    wider = program_of(replace(laid_out, grid=with_idle(laid_out.grid, ranks)), plan.parts)
+    wider = replace(wider, reduce_dtype=plan.program.reduce_dtype, autocast=plan.program.autocast)
+    return replace(plan, program=wider) if program_cost(wider, machine, dtype).seconds == plan.seconds else plan

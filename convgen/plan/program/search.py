@@ -148,7 +148,7 @@ class Search:
             price: of rows, instead of the machine's.
         """
         self.name, tensors, rows, updates, outputs, fixed, *_ = parts
-        self.reduce_dtype, self.autocast = parts.reduce_dtype, parts.autocast
+        self.reduce_dtype, self.autocast, self.of_inputs = parts.reduce_dtype, parts.autocast, parts.of_inputs
         self.rows, self.updates, self.outputs = tuple(rows), tuple(updates), tuple(outputs)
         self.placed = given_rows(self.rows, parts.given, grid)
         self.given = {**fixed, **self.placed.stored}
@@ -170,7 +170,8 @@ class Search:
         self.fixed |= {v for _, v in self.updates}
         self.asked = _asked_on(self.price) if price is None else Asked()
         kinds = {n: (t.kind, t.dtype in FLOATS) for n, t in self.tensors.items()}
-        self.wanted = differentiable(kinds, self.rows) & smooth(kinds, self.rows, [v for _, v in self.outputs])
+        own = differentiable(kinds, self.rows, of_inputs=parts.of_inputs)
+        self.wanted = own & smooth(kinds, self.rows, [v for _, v in self.outputs])
         self.types, self.row_types = self._typed()
         self._bytes: dict[object, Table] = {}
         self.shown = outputs_of_layers(self.rows, self.outputs)
@@ -364,7 +365,8 @@ class Search:
         by_paths = heuristic if compared else None
         takes = constant + cost
         if self.placed.ways or self.autocast:  # tables know nothing of gradients' ways that are given, nor their types
-            takes = program_cost(program, self.price.machine, self.price.dtype).time_ps
+            machine, dtype = self.price.machine, self.price.dtype
+            takes = program_cost(program, machine, dtype, of_inputs=self.of_inputs).time_ps
         return Found(program, takes, tables.held + memory, len(problem.sizes), cells, second, by_paths)
 
     def time_ps(self) -> int:

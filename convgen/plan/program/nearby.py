@@ -1,0 +1,262 @@
+"""Layouts near a program's: another storage of a value, other roles of a row, another way of a gradient, or several.
+
+The exact search (search.py) is over few candidates of each. What lies beyond is drawn at random: a draw changes some
+values and rows, places again what they touch, and costs what `row_cost` says of these rows. `improved` takes draws that
+cost less; `bench/adversary.py` anneals by the same draws, to find what plans miss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from math import prod
+from random import Random
+from typing import NamedTuple
+
+from convgen.algebra.grid import Grid
+from convgen.algebra.layout import Axes
+from convgen.cost.machine import Machine
+from convgen.cost.rows import price_on, row_cost
+from convgen.operations.row import Operation
+from convgen.plan.program.candidates import Way, suggested, wanted
+from convgen.program.network import Program, asked
+from convgen.program.rows import PlacedRow, Stored, kept, place, place_gradient, serves, stored_by_name
+
+FAR = 8  # values that a draw stores alike
+
+
+class Laid(NamedTuple):
+    """A row's way, and those of gradients with rows of their own, by operand."""
+
+    way: Way
+    gradients: Mapping[str, Way]
+
+
+class Change(NamedTuple):
+    """Rows that a draw places anew with what each costs, values that it stores otherwise, and picoseconds more."""
+
+    rows: Mapping[int, tuple[PlacedRow, int]]
+    stored: Mapping[str, Stored]
+    more_ps: int
+
+
+class Nearby:
+    """A program, and what its rows cost.
+
+    Args:
+        frozen: values whose storage stays; inputs' does anyway, as nobody knows what reading more of them costs.
+        of_inputs: whether inputs want gradients, too.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        machine: Machine,
+        dtype: str,
+        frozen: Collection[str] = (),
+        *,
+        of_inputs: bool = False,
+    ) -> None:
+        self.start = program
+        self.grid = Grid(tuple((a, n) for a, n in program.grid.axes if n > 1))
+        self.price = price_on(self.grid, machine, dtype)
+        self.wanted = program.differentiable(of_inputs=of_inputs)
+        self.learnt = {n for n, v in program.values.items() if v.kind == "parameter"}
+        self.rows, self.stored = [*program.rows], {n: v.stored for n, v in program.values.items()}
+        self.costs = [self._cost(i, row) for i, row in enumerate(self.rows)]
+        self.with_: dict[str, str] = {}  # buffers and what they become lie alike
+        for buffer, value in program.updates:
+            self.with_ |= {buffer: value, value: buffer}
+        self.touching: dict[str, list[int]] = {}
+        self.alike: dict[Operation, list[int]] = {}
+        for i, row in enumerate(self.rows):
+            self.alike.setdefault(row.bound.operation, []).append(i)
+            for v in dict.fromkeys((*row.bound.reads, *row.bound.makes)):
+                if v:
+                    self.touching.setdefault(v, []).append(i)
+        fixed = {n for n, v in program.values.items() if v.kind in ("input", "constant")} | {*frozen}
+        self.free = [v for v in self.touching if v not in fixed and self.with_.get(v) not in fixed]
+
+    @property
+    def time_ps(self) -> int:
+        return sum(self.costs)
+
+    @property
+    def program(self) -> Program:
+        values = {n: replace(v, stored=self.stored[n]) for n, v in self.start.values.items()}
+        return replace(self.start, rows=tuple(self.rows), values=values)
+
+    def take(self, change: Change) -> None:
+        """Make it the program's."""
+        for i, (row, cost) in change.rows.items():
+            self.rows[i], self.costs[i] = row, cost
+        self.stored.update(change.stored)
+
+    def draw(self, draw: Random) -> Change | None:
+        """Something else; None where it can't be."""
+        stored: dict[str, Stored] = {}
+        laid: dict[int, Laid] = {}
+        kind = draw.choice(("value", "values", "row", "row and values", "gradient"))
+        if kind in ("value", "values") and self.free:
+            self._store(draw, stored, laid, FAR if kind == "values" else 1)
+        else:
+            i = draw.randrange(len(self.rows))
+            self._lay(draw, i, kind, stored, laid)
+        if any(self.stored[v] == s for v, s in stored.items()):
+            stored = {v: s for v, s in stored.items() if self.stored[v] != s}
+        return self._changed(stored, laid) if stored or laid else None
+
+    # ---------------------------------------------------------------- what is drawn
+    def _store(self, draw: Random, stored: dict[str, Stored], laid: dict[int, Laid], most: int) -> None:
+        """A value stored otherwise, and with it others of its shape that lie beside it; rows as that suggests."""
+        first = draw.choice(self.free)
+        shape = self.start.values[first].shape
+        there = self._some_storage(draw, first)
+        waiting = [first]
+        while waiting and len(stored) < most:
+            v = waiting.pop(0)
+            if v in stored:
+                continue
+            stored[v] = there
+            if (other := self.with_.get(v)) is not None:
+                stored[other] = there
+            for i in self.touching[v]:
+                row = self.rows[i]
+                if row.bound.operation.is_product:
+                    continue
+                waiting += [
+                    o
+                    for o in (*row.bound.reads, *row.bound.makes)
+                    if o and o in self.touching and self.start.values[o].shape == shape and o in self.free
+                ]
+        if draw.random() < 0.8:
+            for i in {i for v in stored for i in self.touching[v]}:
+                row = self.rows[i]
+                if not row.bound.operation.is_product or draw.random() < 0.3:
+                    self._as_suggested(draw, i, stored, laid)
+
+    def _as_suggested(self, draw: Random, i: int, stored: Mapping[str, Stored], laid: dict[int, Laid]) -> None:
+        row = self.rows[i]
+        reads = [stored.get(v) for v in row.bound.reads]
+        makes = [stored.get(v) if v else None for v in row.bound.makes]
+        ways = [w for w in suggested(row.bound.operation, reads, makes) if self._serves(row.bound.operation, w)]
+        if ways:
+            laid[i] = Laid(draw.choice(ways), _gradients(row))
+
+    def _some_storage(self, draw: Random, value: str) -> Stored:
+        """As a row would have it, or any."""
+        shape = self.start.values[value].shape
+        i = draw.choice(self.touching[value])
+        row = self.rows[i]
+        if draw.random() < 0.6:
+            number, roles = row.way, dict(row.roles)
+            if draw.random() < 0.5 and row.derived:
+                roles = dict(draw.choice(row.derived)[1].roles)
+            signature = row.bound.operation.signatures[number]
+            sides = [*zip(signature.inputs, row.bound.reads, strict=True)]
+            sides += [*zip(signature.results, row.bound.makes, strict=True)]
+            operand = next(o for o, v in sides if v == value)
+            own = {k: axes for k, axes in roles.items() if k in signature.extent}
+            of_row = kept if self.start.values[value].kind == "parameter" else wanted
+            return of_row(operand, signature, own)
+        found: list[Axes] = [()] * len(shape)
+        for axis in draw.sample(self.grid.names, len(self.grid.names)):
+            d = draw.randrange(len(shape) + 1)
+            if d < len(shape) and prod(self.grid.sizes[a] for a in (*found[d], axis)) <= shape[d]:
+                found[d] = (*found[d], axis)
+        return tuple(found)
+
+    def _lay(self, draw: Random, i: int, kind: str, stored: dict[str, Stored], laid: dict[int, Laid]) -> None:
+        row = self.rows[i]
+        operation, gradients = row.bound.operation, dict(_gradients(row))
+        if kind == "gradient":
+            names = [*operation.gradients]
+            if not names:
+                return
+            name = draw.choice(names)
+            if name in gradients and row.signature.reduction == "sum" and draw.random() < 0.3:
+                del gradients[name]
+            elif (way := self._some_way(draw, operation.gradients[name].operation)) is not None:
+                gradients[name] = way
+            laid[i] = Laid((row.way, row.roles), gradients)
+            return
+        if (way := self._some_way(draw, operation, self.alike[operation])) is None:
+            return
+        laid[i] = Laid(way, gradients)
+        if kind == "row and values":
+            signature, roles = operation.signatures[way[0]], dict(way[1])
+            sides = [*zip(signature.inputs, row.bound.reads, strict=True)]
+            sides += [*zip(signature.results, row.bound.makes, strict=True)]
+            for operand, v in sides:
+                if v and v in self.free and draw.random() < 0.8:
+                    learnt = self.start.values[v].kind == "parameter"
+                    stored[v] = (kept if learnt else wanted)(operand, signature, roles)
+                    if (other := self.with_.get(v)) is not None:
+                        stored[other] = stored[v]
+
+    def _some_way(self, draw: Random, operation: Operation, like: Collection[int] = ()) -> Way | None:
+        """As a row that is alike has it, or any."""
+        if like and draw.random() < 0.4:
+            other = self.rows[draw.choice([*like])]
+            return other.way, other.roles
+        number = draw.randrange(len(operation.signatures))
+        signature = operation.signatures[number]
+        several = [i for i, n in signature.extents if n > 1]
+        if signature.reduction == "max" or not several:
+            return None
+        roles: dict[str, Axes] = {}
+        for axis in self.grid.names:
+            if draw.random() < 0.85:
+                index = draw.choice(several)
+                roles[index] = (*roles.get(index, ()), axis)
+        way = number, tuple((i, roles[i]) for i, _ in signature.extents if i in roles)
+        return way if self._serves(operation, way) else None
+
+    def _serves(self, operation: Operation, way: Way) -> bool:
+        signature = operation.signatures[way[0]]
+        return signature.reduction != "max" and serves(signature, dict(way[1]), self.grid)
+
+    # ---------------------------------------------------------------- what it costs
+    def _changed(self, stored: Mapping[str, Stored], laid: Mapping[int, Laid]) -> Change | None:
+        touched = {i for v in stored for i in self.touching.get(v, ())} | {*laid}
+        rows: dict[int, tuple[PlacedRow, int]] = {}
+        for i in touched:
+            row = self.rows[i]
+            one = laid.get(i) or Laid((row.way, row.roles), _gradients(row))
+            own = {*row.bound.operation.gradients}
+            if row.bound.operation.signatures[one.way[0]].reduction != "sum" and own != {*one.gradients}:
+                return None
+            reads = [stored.get(v, self.stored[v]) for v in row.bound.reads]
+            makes = [stored.get(v, self.stored[v]) if v else s for v, s in zip(row.bound.makes, row.makes, strict=True)]
+            names = stored_by_name(row.bound.operation.signatures[0], reads, makes)
+            derived = {
+                name: place_gradient(row.bound, name, self.grid, way, dict(roles), names)
+                for name, (way, roles) in one.gradients.items()
+            }
+            new = place(row.bound, self.grid, one.way[0], dict(one.way[1]), reads, makes, derived)
+            rows[i] = new, self._cost(i, new)
+        return Change(rows, stored, sum(cost - self.costs[i] for i, (_, cost) in rows.items()))
+
+    def _cost(self, i: int, row: PlacedRow) -> int:
+        types = self.start.row_types[i]
+        return sum(row_cost(row, self.price, types, asked(row.bound, self.wanted), learnt=self.learnt))
+
+
+def _gradients(row: PlacedRow) -> dict[str, Way]:
+    return {row.signature.inputs[k].name: (one.way, one.roles) for k, one in row.derived}
+
+
+def improved(
+    program: Program, machine: Machine, dtype: str, draws: int, frozen: Collection[str] = (), *, of_inputs: bool = False
+) -> tuple[Program, int]:
+    """The program, or a better one near it, and its picoseconds.
+
+    Args:
+        draws: layouts that are looked at, the same ones every time.
+    """
+    near, draw = Nearby(program, machine, dtype, frozen, of_inputs=of_inputs), Random(program.name)
+    for _ in range(draws if near.grid.axes else 0):
+        change = near.draw(draw)
+        if change is not None and change.more_ps < 0:
+            near.take(change)
+    return near.program, near.time_ps
