@@ -10,7 +10,7 @@ tuning/machines/lassen_lbann.yaml and steps.ASSUMED have the result.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
@@ -48,13 +48,14 @@ def with_constants(machine: Machine, constants: Mapping[str, float]) -> Machine:
     )  # fmt: skip
 
 
-def fit(most: int = 12) -> Fitted:
+def fit(given: Sequence[Cell] = (), most: int = 12) -> Fitted:
     """The constants that fit the first rows best.
 
     Args:
+        given: cells; those of the first rows by default.
         most: evaluations of all cells for each derivative's step.
     """
-    cells = [cell for table in SP_TABLES for cell in sp_cells(table, 1)]
+    cells = list(given) or [cell for table in SP_TABLES for cell in sp_cells(table, 1)]
     base = load_machine("lassen_lbann")
     programs = [compiled(cell, machine_of("SP", cell.network, base)) for cell in cells]
 

@@ -257,12 +257,12 @@ def batches() -> Figure:
 
 
 def scaling(name: str) -> Figure:
-    """[INT] Figs. 6 to 9: epochs over the rows of the grid; 8 and 9 with 4 samples a process."""
+    """[INT] Figs. 6 to 9: epochs over the rows of the grid; 8 and 9 with 4 samples a process, which is assumed."""
     domain = CONVS if name in ("fig7", "fig9") else frozenset[str]()
     weak = name in ("fig8", "fig9")
     series: list[Series] = []
     found: dict[str, float] = {}
-    remarks: list[str] = []
+    remarks = ["assumed: 4 samples a process, as the figure alone says how many"] if weak else list[str]()
     for p in PROCESSES:
         reading = Reading(batch=4 * p if weak else BATCH)
         at = {pr: epoch_s(pr, pc, domain, reading) for pr, pc in grids(p) if pc <= reading.batch}

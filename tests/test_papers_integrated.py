@@ -4,16 +4,10 @@ grids."""
 from __future__ import annotations
 
 from math import ceil, log2
-from typing import Any
 
 import pytest
-from scripts import bench_script
 
-
-@pytest.fixture(scope="module")
-def study() -> Any:
-    return bench_script("int_alexnet")
-
+from convgen.papers import integrated as study
 
 # Milliseconds by hand: the equations evaluated with 2 us and 4 bytes / 6e9 a word.
 EQ5 = {
@@ -29,7 +23,7 @@ EQ6 = {
 BEST = {8: ((1, 8), (2, 4)), 16: ((1, 16), (4, 4)), 128: ((2, 64), (8, 16)), 512: ((4, 128), (16, 32))}
 
 
-def test_milliseconds(study: Any) -> None:
+def test_milliseconds() -> None:
     for grid, expected in EQ5.items():
         assert study.seconds(*grid, frozenset(), study.Reading()) * 1e3 == pytest.approx(expected, abs=5e-4), grid
     for grid, expected in EQ6.items():
@@ -37,7 +31,7 @@ def test_milliseconds(study: Any) -> None:
 
 
 @pytest.mark.parametrize("processes", BEST)
-def test_best_grids_and_domains(study: Any, processes: int) -> None:
+def test_best_grids_and_domains(processes: int) -> None:
     five, six = BEST[processes]
     assert study.best(processes, frozenset(), study.Reading())[1:] == five
     time_s, *grid = study.best(processes, study.CONVS, study.Reading())
@@ -46,7 +40,7 @@ def test_best_grids_and_domains(study: Any, processes: int) -> None:
     assert study.best_domain(*six, study.Reading()) == study.CONVS
 
 
-def test_pure_model_batch_and_domain(study: Any) -> None:
+def test_pure_model_batch_and_domain() -> None:
     """Eqs. 2, 3 and 4 are the ends of the grids: by their sums over d_i and W_i."""
     d = (290400, 186624, 64896, 64896, 43264, 4096, 4096, 1000)
     w = (34848, 307200, 884736, 663552, 442368, 37748736, 16777216, 4096000)
@@ -68,7 +62,7 @@ def test_pure_model_batch_and_domain(study: Any) -> None:
     assert study.seconds(p, 1, study.CONVS, study.Reading()) == pytest.approx(halos + sums + full, rel=1e-9)
 
 
-def test_readings_of_the_text(study: Any) -> None:
+def test_readings_of_the_text() -> None:
     """At P = 512 the best grid of Eq. 5 is 4 x 128 whichever way the text is read."""
     by_hand = {
         "beta per word, literally": 9.316, "words of 8 bytes": 72.284, "weights without groups": 36.769,
@@ -81,7 +75,18 @@ def test_readings_of_the_text(study: Any) -> None:
             assert time_s * 1e3 == pytest.approx(by_hand[name], abs=5e-4), name
 
 
-def test_only_collectives_of_the_schedule_count(study: Any) -> None:
+def test_only_collectives_of_the_schedule_count() -> None:
     size = study.alexnet()[1]
     assert sorted(study.expressions(size, "F")) == ["dw", "dx", "y"]
     assert sorted(study.expressions(size, "H")) == ["dw", "dy_halo", "x_halo"]
+
+
+def test_figures_draw_and_answer_their_statements(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Computing is what the least work of a sample would be: the best grids are those of the text by any such time."""
+    monkeypatch.setattr(study, "computing_s", lambda samples: 1e-3 * samples)
+    figure = study.scaling("fig6")
+    assert figure.found["int.fig6.best512"] == 4 and figure.found["int.fig6.best8"] == 1
+    assert figure.found["int.4.ratio"] == pytest.approx(1.5 * 2048 / 4096, rel=0.01)  # 3 sums over 2
+    by_rows = {s.name: dict(s.points) for s in study.scaling("fig7").series}
+    for series in figure.series:
+        assert min(by_rows[series.name].values()) < min(y for _, y in series.points)
