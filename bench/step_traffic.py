@@ -97,6 +97,11 @@ class Recorder(TorchDispatchMode):
             made = tuple(torch.empty_like(of) if k == 0 else t for k, t in enumerate(func(*args, **named)))
         else:
             made = func(*args, **named)
+        if name in ("convolution", "max_pool2d_with_indices") and isinstance(args[0], Tensor):  # as a GPU's
+            last = LAST.get(args[0].dim()) if any(map(_is_last, args[:2] if name == "convolution" else args[:1])) else None
+            if last is not None:
+                lying = [torch.empty_like(t, memory_format=last) for t in (made if isinstance(made, tuple) else [made])]
+                made = tuple(lying) if isinstance(made, tuple) else lying[0]
         several = [t for t in (made if isinstance(made, (tuple, list)) else (made,))]
         given = list(tensors([*args, *named.values()]))
         held = {t.untyped_storage()._cdata for t in given}
@@ -135,8 +140,8 @@ class Recorder(TorchDispatchMode):
                     self.traffic.add("clone", Counted("copies", 1, 2 * size(t), 0))
 
 
-def _is_last(t: Tensor) -> bool:
-    return t.dim() in LAST and t.is_contiguous(memory_format=LAST[t.dim()])
+def _is_last(t: Any) -> bool:
+    return isinstance(t, Tensor) and t.dim() in LAST and t.is_contiguous(memory_format=LAST[t.dim()])
 
 
 def _gradients(dy: Tensor, x: Tensor, w: Tensor, *rest: Any) -> tuple[Any, ...]:
@@ -394,7 +399,7 @@ def table(name: str, plainly: Traffic, ours: Traffic) -> Iterator[str]:
     least = plainly.total("least")
     yield (
         f"  {'all':20} {plainly.launches:12} {plainly.moved / 1e6:7.0f} {least / 1e6:8.0f} {ours.launches:20}"
-        f" {ours.moved / 1e6:7.0f} {sum(ours.formats.values()):8}"
+        f" {ours.moved / 1e6:7.0f} {sum(ours.formats.values()):8} (plain {sum(plainly.formats.values())})"
     )
     yield f"  of plain's bytes {ours.moved / plainly.moved:.2f}, of the least {ours.moved / max(1, least):.2f}"
     for maker, count in ours.formats.most_common():

@@ -189,9 +189,10 @@ class Centred(Operation):
 
 def statistics_of(x: Any) -> Any:
     """(mean, variance) of a rank's x[N, C, ...], flat, of float32 at least; zeros where there is nothing."""
-    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    wide = torch.promote_types(x.dtype, torch.float32)
     if not x.numel():
-        return x.new_zeros(2 * x.shape[1])
+        return x.new_zeros(2 * x.shape[1], dtype=wide)
+    x = x.to(wide) if x.is_cpu else x  # a GPU's sums are wide, whatever x is
     return torch.cat(torch.batch_norm_update_stats(x, None, None, 0.0))
 
 

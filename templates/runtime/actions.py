@@ -28,7 +28,7 @@ from .norms import NormHere, norms_at_once
 from .pieces import Halo, Pieces, pieces_of, put_together
 from .rows import Stand
 from .surrounded import HALO, surrounded, taken_from, taker
-from .travel import Move, RowHere, way_of
+from .travel import Move, RowHere, dense, way_of
 
 GRADIENTS = "gradients"
 CHAINS: tuple[str, ...] = ("fetch", "store", "given", "back")  # steps that convert something and wait for it
@@ -202,7 +202,7 @@ class Actions:
         code = self._whole(line.key, wants)
 
         def vjp(kept: Any, *dys: Tensor | None) -> Any:
-            found = code.backward(kept, needed, [None if d is None else d.contiguous() for d in dys], keeps_graph())
+            found = code.backward(kept, needed, [None if d is None else dense(d) for d in dys], keeps_graph())
             return found if len(found) > 1 else found[0]
 
         return vjp
@@ -518,7 +518,7 @@ def _added(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 
 def _add_over(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     """The sum, where the first was if that can be."""
-    if a is None or b is None or a.dtype != b.dtype or not a.is_contiguous():
+    if a is None or b is None or a.dtype != b.dtype or dense(a) is not a:
         return _added(a, b)
     return a.add_(b)
 
