@@ -6,7 +6,7 @@ aten/src/ATen/native; where a library computes (cuDNN), the operands once.
 
 | call | launches | passes | source |
 |---|---|---|---|
-| convolution | 1, and 1 that adds a bias in place | operands that are not channels last are copied, where one is | Convolution.cpp |
+| convolution | 1, and 1 that adds a bias in place | operands not as another has them are copied | Convolution.cpp |
 | convolution_backward | 1 for dx, 1 for dw, 1 for db | dy in each | Convolution.cpp |
 | batch norm, training | statistics; what is renewed; normalise | x twice, y | cuda/Normalization.cuh |
 | its gradient | sums; dx | x and dy twice, dx | cuda/Normalization.cuh |
@@ -159,7 +159,7 @@ def counted(name: str, args: Sequence[Any], made: Sequence[Any], of_sum: bool) -
     moved, kind = sum(map(size, read)) + written, kind_of(name)
     if kind == "copies" and len(made) == 1 and name == "copy_":
         moved = size(args[1]) + written
-    if kind in ("products", "reductions") or kind == "pooling" and "upsample" not in name:
+    if kind in ("products", "reductions") or (kind == "pooling" and "upsample" not in name):
         return Counted(kind, 1, moved, moved)
     least = 0
     if name in ("add", "add_") and len(read) > 1 and read[0].shape == read[1].shape:

@@ -98,11 +98,13 @@ class Recorder(TorchDispatchMode):
         else:
             made = func(*args, **named)
         if name in ("convolution", "max_pool2d_with_indices") and isinstance(args[0], Tensor):  # as a GPU's
-            last = LAST.get(args[0].dim()) if any(map(_is_last, args[:2] if name == "convolution" else args[:1])) else None
+            last = (
+                LAST.get(args[0].dim()) if any(map(_is_last, args[:2] if name == "convolution" else args[:1])) else None
+            )
             if last is not None:
                 lying = [torch.empty_like(t, memory_format=last) for t in (made if isinstance(made, tuple) else [made])]
                 made = tuple(lying) if isinstance(made, tuple) else lying[0]
-        several = [t for t in (made if isinstance(made, (tuple, list)) else (made,))]
+        several: list[Any] = [*made] if isinstance(made, (tuple, list)) else [made]
         given = list(tensors([*args, *named.values()]))
         held = {t.untyped_storage()._cdata for t in given}
         fresh = any(isinstance(t, Tensor) and t.untyped_storage()._cdata not in held for t in several)
@@ -234,11 +236,11 @@ class Kernels:
         name = function.fn.__name__
         moved = sum(once.values())
         kind = "convolutions" if me in self.operands else "norms" if "norm" in name else "other kernels"
-        if me in self.operands:
-            moved += self._again(name, grid, self.operands[me])
+        if me in self.operands and not name.endswith(("_blocks", "_result", "_sum")):  # a product
+            moved += self._again(grid, self.operands[me])
         recorder.traffic.add(name, Counted(kind, 1, moved, 0))
 
-    def _again(self, name: str, grid: tuple[int, ...], operands: list[tuple[str, Tensor]]) -> int:
+    def _again(self, grid: tuple[int, ...], operands: list[tuple[str, Tensor]]) -> int:
         """Bytes that are read anew, as L2 has lost them.
 
         Programs of all columns of a row of tiles follow each other, and so do those of all tiles of a filter
@@ -362,7 +364,8 @@ def kl_decoder(n: int, rows: int) -> tuple[nn.Module, list[int]]:
     from diffusers.models.autoencoders.vae import Decoder
 
     ups, widths = ("UpDecoderBlock2D",) * 4, (128, 256, 512, 512)
-    return Decoder(4, 3, up_block_types=ups, block_out_channels=widths, layers_per_block=2), [n, 4, rows // 8, rows // 8]
+    decoder = Decoder(4, 3, up_block_types=ups, block_out_channels=widths, layers_per_block=2)
+    return decoder, [n, 4, rows // 8, rows // 8]
 
 
 def wan_decoder(n: int, rows: int) -> tuple[nn.Module, list[int]]:

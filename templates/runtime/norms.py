@@ -56,7 +56,12 @@ class NormHere:
 
     Args:
         training: whether its module is.
+
+    Attributes:
+        behind: keys of rows behind it whose steps are of it, too.
     """
+
+    behind: Sequence[str] = ()
 
     def __init__(self, norm: Norm, stands: dict[str, Stand], place: Place, training: bool) -> None:
         self.norm, self.place, self.eps = norm, place, norm.eps

@@ -64,7 +64,7 @@ Slices = tuple[slice, ...]
 
 
 def dense(tensor: Tensor, like: Tensor | None = None) -> Tensor:
-    """A tensor without gaps: as it lies, or as another one does, where channels are last on a device that takes them so.
+    """A tensor without gaps: as it lies, or as another does, where channels are last on a device that takes them so.
 
     On a CPU channels come first: there ATen takes longer for others, and mixes some up (operations/moments.py).
     """
