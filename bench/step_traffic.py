@@ -27,7 +27,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from aten_kernels import NOTHING, Counted, changes_format, counted, size, tensors
+from aten_kernels import COPIES, NOTHING, Counted, changes_format, counted, size, tensors
 from options import options
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -54,6 +54,7 @@ class Traffic:
         self.kinds: dict[str, Counter[str]] = defaultdict(Counter)
         self.calls: dict[str, Counter[str]] = defaultdict(Counter)
         self.formats: Counter[str] = Counter()
+        self.copies: Counter[str] = Counter()  # bytes, by who makes them
 
     def add(self, name: str, one: Counted) -> None:
         for table, key in ((self.kinds, one.kind), (self.calls, name)):
@@ -128,6 +129,8 @@ class Recorder(TorchDispatchMode):
             self._brought(args[:2], made[0])
         elif name == "convolution_backward":
             self._brought(args[:3], args[1])
+        if name in COPIES:
+            self.traffic.copies[self.maker()] += 2 * size(made[0])
         source = args[1] if name == "copy_" else args[0] if name in ("clone", "_to_copy") else None
         if isinstance(source, Tensor) and changes_format(source, made[0]):
             self.traffic.formats[self.maker()] += 1
@@ -424,6 +427,8 @@ def main() -> None:
         share = shares(shape, grid)
         plainly = plain(module, [share], training=training, dtype=getattr(torch, args.dtype))
         print("\n".join(table(name, plainly, ours)))
+        for maker, moved in ours.copies.most_common(5):
+            print(f"    {moved / 1e6:9.1f} MB of copies by {maker}")
         if args.calls:
             for which, found in (("plain", plainly), ("convgen", ours)):
                 for call, c in sorted(found.calls.items(), key=lambda item: -item[1]["moved"]):
