@@ -23,6 +23,7 @@ from convgen.cost.machines import load_machine
 from convgen.emit.network import NetworkInput, Package, Tf32, emit_network
 from convgen.errors import InputError
 from convgen.kernels.config import Config
+from convgen.kernels.norms import NormFile, norm_files
 from convgen.kernels.of_rows import ConvolutionFile, Measured, convolution_files
 from convgen.kernels.problem import Problem
 from convgen.knobs import verify_schedules
@@ -125,6 +126,11 @@ class CompiledNetwork:
             self.program, self.target.known(), self.measured, self.any_extents or bool(self.graph.open)
         )
 
+    @cached_property
+    def norm_kernels(self) -> tuple[NormFile, ...]:
+        """Files of kernels of batch norms; none on a CPU."""
+        return norm_files(self.program) if self.target.is_gpu else ()
+
     @property
     def _tf32(self) -> Tf32:
         """When float32 is multiplied as TF32."""
@@ -181,6 +187,7 @@ class CompiledNetwork:
                 asks=asks_on(g, self.described, self.target.device),
                 tf32=self._tf32,
                 kernels=self.kernels,
+                norm_kernels=self.norm_kernels,
                 on_mesh=self.target.is_mesh,
             )
         )

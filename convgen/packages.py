@@ -217,7 +217,11 @@ def forget_package(package: ModuleType) -> None:
 
 def kernel_modules(package: Any) -> list[Any]:
     """The files of kernels that a GPU's package has, as modules."""
-    return [part for name, part in sys.modules.items() if name.startswith(f"{package.__name__}.convolution_")]
+    return [
+        part
+        for name, part in sys.modules.items()
+        if name.startswith((f"{package.__name__}.convolution_", f"{package.__name__}.norm_"))
+    ]
 
 
 def runtime_of(package: Any) -> Any:

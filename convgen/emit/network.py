@@ -22,6 +22,7 @@ from convgen.emit.names import a_name, constant, identifier
 from convgen.emit.paste import SharedRuntime, network_runtime
 from convgen.emit.steps_text import Names, StepBlock, by_block, section
 from convgen.errors import InternalError
+from convgen.kernels.norms import NormFile
 from convgen.kernels.of_rows import ConvolutionFile
 from convgen.operations.row import Operation, usual_types
 from convgen.program.lower import lower
@@ -80,6 +81,7 @@ class NetworkInput:
     asks: tuple[tuple[str, str], ...] = ()
     tf32: Tf32 = "never"
     kernels: tuple[ConvolutionFile, ...] = ()
+    norm_kernels: tuple[NormFile, ...] = ()
     on_mesh: bool = False
 
 
@@ -102,7 +104,7 @@ def emit_network(given: NetworkInput) -> Package:
         "schedule.txt": show(given.program),
         "volume.json": _json(volume(given.program)),
         f"{runtime.name}.py": runtime.text,
-        **{f"{k.name}.py": k.text for k in given.kernels},
+        **{f"{k.name}.py": k.text for k in (*given.kernels, *given.norm_kernels)},
     }
     return Package(files)
 
@@ -196,6 +198,7 @@ class _Writer:
             "constants": g.constants,
             "on_mesh": g.on_mesh,
             "kernels": g.kernels,
+            "norm_kernels": g.norm_kernels,
             "held": [k for k in g.kernels if not (k.switched and k.dtype == TFLOAT32)],
         }
         text = environment().get_template("network.py.jinja").render(**context)
@@ -208,7 +211,8 @@ class _Writer:
         always |= {"ANY_EXTENTS", "OfAnyExtents"} if any(k.open for k in g.kernels) else set()
         always |= {"ByProducts"} if any(k.switched for k in g.kernels) else set()
         always |= {"RIMS"} if any(k.rim for k in g.kernels) else set()
-        always |= {"EpilogueStep"} if any(k.epilogue for k in g.kernels) else set()
+        always |= {"EpilogueStep"} if any(k.epilogue for k in g.kernels) or len(g.norm_kernels) > 1 else set()
+        always |= {"NORM_KERNELS"} if g.norm_kernels else set()
         always |= {"EPILOGUES", "EpilogueKernel"} if any(k.epilogue and not k.masks for k in g.kernels) else set()
         always |= {"MASKED", "MaskKernel"} if any(k.masks for k in g.kernels) else set()
         names = sorted(self.used | always)

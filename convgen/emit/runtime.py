@@ -25,8 +25,8 @@ PARTS = (
 # Only networks have these.
 NETWORK_PARTS: tuple[str, ...] = (
     "recent", "travel", "tf32", "convolved", "splits", "lanes", "copies", "pieces", "chunks", "rows", "at_hand",
-    "nodes", "on_mesh", "listing", "norms", "checkpoints", "local_code", "biases", "surrounded", "handed_on", "actions",
-    "linked", "region", "net", "foreseen", "any_size", "inside", "scopes", "steps", "network",
+    "nodes", "on_mesh", "listing", "norms", "norm_kernels", "checkpoints", "local_code", "biases", "surrounded",
+    "handed_on", "actions", "linked", "region", "net", "foreseen", "any_size", "inside", "scopes", "steps", "network",
 )  # fmt: skip
 
 OWN_PARTS = ("convolved", "nodes", "on_mesh")  # of these, only networks whose target has programs of its own

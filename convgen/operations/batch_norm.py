@@ -6,7 +6,7 @@ So the gradients of moments, weight and bias are sums of three numbers a channel
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,7 +15,7 @@ from convgen.algebra.signature import Operand, Signature
 from convgen.late import torch
 from convgen.operations.averaged import Averaged
 from convgen.operations.moments import batch_normed, by_channel, centred, centred_back, centred_kept, settled
-from convgen.operations.row import At, EpilogueStep, Operation, Passes, numbered, own, summed_to
+from convgen.operations.row import At, Epilogue, EpilogueStep, Operation, Passes, numbered, own, summed_to
 
 
 @dataclass(frozen=True)
@@ -184,14 +184,46 @@ class Centred(Operation):
         return ((x - mean) * scale + shift,)
 
 
+# ---- Kernels of a GPU ----
+
+NORM_KERNELS: dict[Epilogue, Any] = {}  # a package's modules of norms' kernels, by the steps that they do behind one
+
+
+def steps_behind(
+    value: str, reader: Callable[[str], tuple[Any, Operation, Sequence[str], str] | None]
+) -> list[tuple[Any, Operation, int]]:
+    """What a norm's kernels do behind it: an activation whose result says its gradient, of what is normalised or of its
+    sum with another tensor; each with its operation and the operand that it has from before.
+
+    Args:
+        reader: of a value, the only one that reads it, its operation, what it reads and makes; None where there are
+            several, or anything moves.
+    """
+    found: list[tuple[Any, Operation, int]] = []
+    while len(found) < 2 and (one := reader(value)) is not None:
+        who, operation, reads, makes = one
+        k = list(reads).index(value)
+        step = operation.as_epilogue(k) if list(reads).count(value) == 1 else None
+        if step is None:
+            return []
+        found.append((who, operation, k))
+        if operation.back_of_result() is not None and len(reads) == 1:
+            return found
+        if step.back != "sum" or step.operands != (("element", 1),):
+            return []
+        value = makes
+    return []
+
+
 # ---- A batch norm's rows at once, where nothing but moments and the coefficients' gradient moves between them ----
 
 
 def statistics_of(x: Any) -> Any:
     """(mean, variance) of a rank's x[N, C, ...], flat, of float32 at least; zeros where there is nothing."""
-    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    wide = torch.promote_types(x.dtype, torch.float32)
     if not x.numel():
-        return x.new_zeros(2 * x.shape[1])
+        return x.new_zeros(2 * x.shape[1], dtype=wide)
+    x = x.to(wide) if x.is_cpu else x  # a GPU's sums are wide, whatever x is
     return torch.cat(torch.batch_norm_update_stats(x, None, None, 0.0))
 
 

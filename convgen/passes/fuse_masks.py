@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from convgen.kernels.norms import IMAGES
+from convgen.operations.batch_norm import Centred
 from convgen.operations.fused import Fused
 from convgen.passes.contract import NetworkPass
 from convgen.passes.fuse_epilogues import renamed
@@ -27,18 +29,26 @@ class FuseMasks(NetworkPass):
         convolution before it saves more there.
     Sound:  nothing moves between them, forward or backward, nothing else reads %r, and it has one type; it is kept
         for the filter's gradient anyway.
-    Leaves: convolutions in groups, of one dimension, and of few channels with a stride, whose kernels can't; and those
-        whose gradients are rows of their own, or travel meanwhile.
+    Leaves: what a batch norm's kernels do (kernels/norms.py), without reading the result; convolutions in groups, of
+        one dimension, and of few channels with a stride, whose kernels can't; and those whose gradients are rows of
+        their own, or travel meanwhile.
     """
 
     name: ClassVar[str] = "fuse-masks"
 
     def run(self, program: Program) -> Program:
+        done = {row.bound.makes[0] for row in program.rows if _is_norm(row)}
         pairs = [chain[n : n + 2] for chain in chains(program) for n in range(len(chain) - 1)]
+        pairs = [p for p in pairs if program.rows[p[0]].bound.reads[0] not in done]
         found = widened(program, [p for p in pairs if _fits(program, *(program.rows[i] for i in p))], _as_one)
         if found is program or not program.buckets:
             return found
         return replace(found, buckets=tuple(renamed(program, found)))
+
+
+def _is_norm(row: PlacedRow) -> bool:
+    operation = row.bound.operation
+    return isinstance(operation, Centred) and len(operation.of.shape) in IMAGES
 
 
 def _fits(program: Program, row: PlacedRow, then: PlacedRow) -> bool:

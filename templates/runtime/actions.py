@@ -24,11 +24,12 @@ from .layout import Box, common, ith_part
 from .listing import Line, Steps
 from .local_code import LocalCode
 from .mesh import Place
-from .norms import NormHere, norms_at_once
+from .norm_kernels import norm_here
+from .norms import norms_at_once
 from .pieces import Halo, Pieces, pieces_of, put_together
 from .rows import Stand
 from .surrounded import HALO, surrounded, taken_from, taker
-from .travel import Move, RowHere, way_of
+from .travel import Move, RowHere, dense, way_of
 
 GRADIENTS = "gradients"
 CHAINS: tuple[str, ...] = ("fetch", "store", "given", "back")  # steps that convert something and wait for it
@@ -62,13 +63,14 @@ class Actions:
         self.moves: dict[tuple[str, str], tuple[Stand, Move]] = {
             (side, m.step): (s, m) for s in self.stands.values() for side, m in s.moves()
         }
-        norms = [NormHere(n, self.stands, place, trains(n.module)) for n in steps.norms]
+        taken: set[str] = set()
+        norms = [norm_here(n, steps, self.stands, place, trains(n.module), taken) for n in steps.norms]
         norms = norms if self.programs is None else []  # their steps are as their rows say
         self.joints = {n.norm.moments: n for n in norms if n.is_joint}
         at_once = norms_at_once(steps, self.stands, place) if self.programs is None else {}
         self.of_norms = {key: step for n in norms for key, step in n.steps().items()} | at_once
         self.in_place = {key for n in norms for key in n.in_place()}  # of these, what renews buffers itself
-        self.keep = {key for n in norms for key in (n.norm.coefficients, n.norm.centred)}
+        self.keep = {key for n in norms for key in (n.norm.coefficients, n.norm.centred, *n.behind)}
         self.keep |= {key for kind, key in at_once if kind == "vjp"}
         self._codes: dict[Any, Any] = {}
         low = ctx.low is not None or any(kind in LOW for kind in ctx.net.types.values())
@@ -202,7 +204,7 @@ class Actions:
         code = self._whole(line.key, wants)
 
         def vjp(kept: Any, *dys: Tensor | None) -> Any:
-            found = code.backward(kept, needed, [None if d is None else d.contiguous() for d in dys], keeps_graph())
+            found = code.backward(kept, needed, [None if d is None else dense(d) for d in dys], keeps_graph())
             return found if len(found) > 1 else found[0]
 
         return vjp
@@ -518,7 +520,7 @@ def _added(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 
 def _add_over(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     """The sum, where the first was if that can be."""
-    if a is None or b is None or a.dtype != b.dtype or not a.is_contiguous():
+    if a is None or b is None or a.dtype != b.dtype or dense(a) is not a:
         return _added(a, b)
     return a.add_(b)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from convgen.operations.convolution import Rimmed
-from convgen.operations.row import At
+from convgen.operations.row import At, empty_as
 
 from .blocks import Function
 from .checkpoints import is_kept_elsewhere
@@ -221,7 +221,7 @@ class LocalCode:
         """The gradient of all rows that were given, of that of the rows that were taken."""
         if not self.cuts[k]:
             return gradient
-        out = inner = gradient.new_zeros([hi - lo for lo, hi in self.boxes[k]])
+        out = inner = empty_as(gradient, [hi - lo for lo, hi in self.boxes[k]]).zero_()
         for d, first, rows in self.cuts[k]:
             inner = inner.narrow(d, first, rows)
         inner.copy_(gradient)

@@ -39,7 +39,7 @@ from .conversions import named
 from .listing import Line, Norm, Steps
 from .mesh import Place
 from .rows import Stand
-from .travel import RowHere
+from .travel import RowHere, dense
 
 Step = Callable[..., Any]
 Statistics = tuple[Tensor, Tensor]
@@ -56,7 +56,12 @@ class NormHere:
 
     Args:
         training: whether its module is.
+
+    Attributes:
+        behind: keys of rows behind it whose steps are of it, too.
     """
+
+    behind: Sequence[str] = ()
 
     def __init__(self, norm: Norm, stands: dict[str, Stand], place: Place, training: bool) -> None:
         self.norm, self.place, self.eps = norm, place, norm.eps
@@ -204,7 +209,8 @@ class NormHere:
     def _sums(self, kept: Any, dy: Tensor, needed: Sequence[bool]) -> tuple[Any, Any]:
         """The gradients of x, where it is complete, and of what is made of weight, bias and moments."""
         x, w, b, mean, variance = kept
-        x, dy, shape = x.contiguous(), dy.to(x.dtype).contiguous(), x.shape
+        x, shape = dense(x), x.shape
+        dy = dense(dy.to(x.dtype), x)
         if self.is_joint:
             a = self._scale(w, variance)
             dx = None if self.training or not needed[0] else dy * a.view(-1, *[1] * (x.dim() - 2)).to(dy.dtype)
@@ -244,7 +250,8 @@ class NormHere:
         assert dy is not None
         _, total = self._shares(mean.dtype)
         a = self._scale(w, variance)
-        return normalised_dx(dy.to(x.dtype).contiguous(), x.contiguous(), (mean, variance), a, dm[1:] / total, self.eps)
+        x = dense(x)
+        return normalised_dx(dense(dy.to(x.dtype), x), x, (mean, variance), a, dm[1:] / total, self.eps)
 
 
 def norms_at_once(steps: Steps, stands: dict[str, Stand], place: Place) -> dict[tuple[str, str], Step]:
@@ -337,7 +344,7 @@ class NormAtOnce:
         made = x.dtype if self.stand.low is not None else _promoted(types)
         if not x.numel():
             return x.to(made, copy=True), (None, None, None, w, b, types, ())
-        on_cpu = not x.is_cuda  # whose statistics would be of x's type
+        on_cpu = x.is_cpu  # whose statistics would be of x's type
         rows, sizes = self._rows(x.to(torch.promote_types(x.dtype, torch.float32) if on_cpu else x.dtype))
         wide: Any = [None if v is None else v.reshape(-1).to(rows.dtype) for v in (w, b)]
         if self.by_channel:

@@ -21,6 +21,7 @@ from .actions import keeps_graph
 from .blocks import Function, Unmapped
 from .checks import refuse_vmap
 from .linked import Forward, Linked, execute, execute_noted
+from .travel import dense
 
 
 class Called:
@@ -78,7 +79,7 @@ def _through_steps(
         slots[n] = value
     kept.clear()
     for n, dy in zip(code.given, dys, strict=True):
-        slots[n] = None if dy is None else dy.contiguous()
+        slots[n] = None if dy is None else dense(dy)
     del dys
     ctx = call.linked.ctx
     with torch.no_grad(), torch.autocast(ctx.device, enabled=False), ctx.net.products:

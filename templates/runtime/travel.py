@@ -63,6 +63,18 @@ CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 Slices = tuple[slice, ...]
 
 
+def dense(tensor: Tensor, like: Tensor | None = None) -> Tensor:
+    """A tensor without gaps: as it lies, or as another does, where channels are last on a device that takes them so.
+
+    On a CPU channels come first: there ATen takes longer for others, and mixes some up (operations/moments.py).
+    """
+    last = None if tensor.is_cpu else CHANNELS_LAST.get(tensor.dim())
+    lies = tensor if like is None else like
+    if last is not None and lies.is_contiguous(memory_format=last) and not lies.is_contiguous():
+        return tensor.contiguous(memory_format=last)
+    return tensor.contiguous()
+
+
 def way_of(move: Move, here: RowHere) -> Moving:
     """A conversion on this rank, with boxes, splits and groups made once; of any type."""
     over, step = move.over, move.step
@@ -75,7 +87,7 @@ def way_of(move: Move, here: RowHere) -> Moving:
         if move.dtype not in (None, tensor.dtype):
             return travel(tensor.to(move.dtype)).to(tensor.dtype)
         if not kind:
-            return way(tensor.contiguous())
+            return way(dense(tensor))
         try:
             return way(tensor.contiguous(memory_format=memory.get(tensor.dim(), torch.contiguous_format)))
         except Exception as error:

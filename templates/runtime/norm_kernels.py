@@ -1,0 +1,199 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# (what torch leaves untyped)
+"""Steps of batch norms on a GPU: kernels that do with what is normalised what stands behind the norm, forward and
+backward. What moves is as norms.py has it.
+
+    step            here
+    moments         mean and variance, in one pass over x
+    centred         where steps stand behind it: x and its numbers, handed on
+    the last step   y, in one pass over x
+    its vjp         the gradient's sums a channel, in one pass over x and dy; of a sum the masked dy, too
+    centred's vjp   dx, or where moments are of several ranks the sums alone
+    dx              dx, in one pass over x and dy
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from convgen.operations.batch_norm import NORM_KERNELS, steps_behind
+from convgen.operations.row import ASKED, Operation
+
+from .listing import Line, Norm, Steps
+from .mesh import Place
+from .norms import NormHere, Step
+from .rows import Stand
+from .travel import CHANNELS_LAST
+
+
+class Handed(NamedTuple):
+    """What a norm gives to the steps behind it in the place of y."""
+
+    kept: tuple[Any, ...]  # x, w, b, mean, variance
+    others: tuple[Tensor, ...]
+
+
+class Summed(NamedTuple):
+    """What the last step gives to those before it in the place of a gradient.
+
+    Attributes:
+        dy: the result's gradient; or where `masked` is false that of what is normalised.
+    """
+
+    dy: Tensor
+    masked: bool
+    sums: Tensor
+
+
+def norm_here(
+    norm: Norm, steps: Steps, stands: dict[str, Stand], place: Place, training: bool, taken: set[str]
+) -> NormHere:
+    """A batch norm on this rank, by kernels where a package has them.
+
+    Args:
+        taken: keys of rows that norms before this one do; those that this one does join them.
+    """
+    plain = NormHere(norm, stands, place, training)
+    of = cast(Any, plain.moments.operation).of
+    if () not in NORM_KERNELS or not plain.is_quick or len(of.shape) not in CHANNELS_LAST:
+        return plain
+    return NormByKernels(norm, steps, stands, place, training, taken)
+
+
+class NormByKernels(NormHere):
+    """A batch norm of images or volumes with channels last."""
+
+    def __init__(
+        self, norm: Norm, steps: Steps, stands: dict[str, Stand], place: Place, training: bool, taken: set[str]
+    ) -> None:
+        super().__init__(norm, stands, place, training)
+        self.is_alone = False
+        found = steps_behind(steps_made(steps, norm.centred), lambda value: _reader(steps, stands, value))
+        chain = tuple([operation.as_epilogue(k) for _, operation, k in found])
+        if chain not in NORM_KERNELS or any(line.key in taken for line, _, _ in found):
+            found, chain = [], ()
+        self.module, self.places = NORM_KERNELS[chain], [k for _, _, k in found]
+        self.behind = [line.key for line, _, _ in found]
+        taken.update(self.behind)
+        self.reads_result = len(found) > 1
+
+    def steps(self) -> dict[tuple[str, str], Step]:
+        found = super().steps()
+        for n, key in enumerate(self.behind):
+            last = n == len(self.behind) - 1
+            found["forward", key] = self._last if last else self._hand_on
+            found["vjp", key] = self._back if last else self._hand_back
+        return found
+
+    # ---- forward ----
+
+    def _moments(self, x: Tensor) -> Any:
+        x = _last(x)
+        own = x.new_empty(2, x.shape[1], dtype=torch.promote_types(x.dtype, torch.float32))
+        if not x.numel():
+            own.zero_()
+        elif not ASKED.types:
+            self.module.moments(x, own[0], own[1])
+        return own.view(-1) if self.is_joint else (own[0], own[1])
+
+    def _centred(self, x: Tensor, p: Any) -> tuple[Any, Any]:
+        (mean, variance), w, b = p
+        kept = (_last(x), *[None if t is None else t.detach().contiguous() for t in (w, b)], mean, variance)
+        if self.behind:
+            return Handed(kept, ()), kept
+        return self._made(kept, (), x.dtype), kept
+
+    def _made(self, kept: Sequence[Any], others: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+        x, w, b, mean, variance = kept
+        y = torch.empty_like(x, dtype=dtype)
+        if x.numel() and not ASKED.types:
+            self.module.apply(x, mean, variance, w, b, self.eps, others, y)
+        return y
+
+    def _hand_on(self, *reads: Any) -> tuple[Any, Any]:
+        """Of a sum, whose other operand is read where y is made."""
+        k = self.places[0]
+        handed, other = reads[k], reads[1 - k]
+        return Handed(handed.kept, (other,)), (other.dtype,)
+
+    def _last(self, handed: Handed) -> tuple[Tensor, Any]:
+        dtype = handed.kept[0].dtype
+        for other in handed.others:
+            dtype = torch.promote_types(dtype, other.dtype)
+        y = self._made(handed.kept, [_last(t) for t in handed.others], dtype)
+        return y, (*handed.kept, y if self.reads_result else None)
+
+    # ---- backward ----
+
+    def _summed(self, kept: Sequence[Any], dy: Tensor, y: Tensor | None, keep: bool) -> Summed:
+        """Sums of a rank's part; of a sum of two, dy as it goes to both."""
+        x, w, b, mean, variance = kept
+        dy = _last(dy)
+        sums = mean.new_empty(3, x.shape[1])
+        masked = torch.empty_like(dy) if keep else None
+        if not x.numel():
+            sums.zero_()
+        elif not ASKED.types:
+            self.module.sums(x, mean, variance, w, b, self.eps, y, dy, masked, sums)
+        return Summed(dy if masked is None else masked, bool(self.behind) and masked is None, sums)
+
+    def _back(self, kept: Sequence[Any], dy: Tensor, needed: Sequence[bool]) -> tuple[Any, ...]:
+        *kept, y = kept
+        return (self._summed(kept, dy, y, self.reads_result),)
+
+    def _hand_back(self, kept: Sequence[Any], back: Summed, needed: Sequence[bool]) -> tuple[Any, ...]:
+        found: list[Any] = [back, back]
+        found[1 - self.places[0]] = back.dy.to(kept[0])
+        return tuple(found)
+
+    def _sums(self, kept: Sequence[Any], dy: Any, needed: Sequence[bool]) -> tuple[Any, Any]:
+        back = dy if isinstance(dy, Summed) else self._summed(kept, dy, None, False)
+        if self.is_joint:
+            dx = None if self.training or not needed[0] else self._through(kept, back, back.sums, 1)
+            return dx, back.sums
+        operation: Any = self.moments.operation
+        count = kept[0].numel() // max(1, kept[0].shape[1])
+        assert self.of_parts or not self.training or count == operation.of.count or not count
+        dx = self._through(kept, back, back.sums, count) if needed[0] else None
+        return dx, (back.sums[1], back.sums[2])
+
+    def _through(self, kept: Sequence[Any], back: Summed, sums: Tensor, total: int) -> Tensor:
+        x, w, b, mean, variance = kept
+        dx = torch.empty_like(x)
+        if x.numel() and not ASKED.types:
+            given = (x, mean, variance, w, b, self.eps, back.dy, back.masked)
+            self.module.dx(*given, sums.contiguous(), total, self.training, dx)
+        return dx
+
+    def _dx(self, dm: Any, statistics: Any, x: Tensor, kept: Any = None, dy: Any = None) -> Tensor | None:
+        if not self.is_joint or dm is None:
+            return None
+        _, total = self._shares(kept[3].dtype)
+        back = dy if isinstance(dy, Summed) else Summed(_last(dy), False, dm)
+        return self._through(kept, back, dm, int(total))
+
+
+def _last(tensor: Tensor) -> Tensor:
+    return tensor.detach().contiguous(memory_format=CHANNELS_LAST[tensor.dim()])
+
+
+def steps_made(steps: Steps, key: str) -> str:
+    """What a row makes, by its step."""
+    return next(line.makes[0] for line in steps.forward if line.kind == "forward" and line.key == key)
+
+
+def _reader(steps: Steps, stands: dict[str, Stand], value: str) -> tuple[Line, Operation, Sequence[str], str] | None:
+    """The only step that reads a slot, if it is a row's that nothing moves for."""
+    if value in {slot for slot, _ in steps.outputs.values()}:
+        return None
+    there = [line for line in (*steps.forward, *steps.backward) if value in line.reads]
+    if len(there) != 1 or there[0].kind != "forward" or there[0].key not in stands:
+        return None
+    (line,) = there
+    stand = stands[line.key]
+    moves = not stand.is_silent or stand.row.early is not None or stand.row.chunks is not None or line.again
+    return None if moves or line.when is not None else (line, stand.operation, line.reads, line.makes[0])
