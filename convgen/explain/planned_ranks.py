@@ -13,9 +13,7 @@ from convgen.algebra.blocks import most_of
 from convgen.algebra.grid import Grid
 from convgen.compiler import Compiled, compile_layer
 from convgen.cost.machine import Machine
-from convgen.cost.model import Model
 from convgen.cost.rows import program_cost
-from convgen.cost.schedule import schedule_cost
 from convgen.explain.planned import Planned
 from convgen.explain.planned_scaling import memory_bytes
 from convgen.network_compiler import CompiledNetwork, by_samples, compile_network, plan_graph
@@ -208,7 +206,7 @@ def layer_help(layer: Layer, machine: Machine, counts: Sequence[int], budget_byt
 
 
 def _seconds(compiled: Compiled) -> float:
-    return schedule_cost(compiled.schedule, Model(compiled.space, compiled.machine, compiled.layer.dtype)).seconds()
+    return compiled.cost.total().seconds
 
 
 def _blocks_bytes(compiled: Compiled) -> int:
