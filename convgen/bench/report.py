@@ -80,8 +80,10 @@ def _beside(found: Benched) -> Iterator[str]:
     if found.timeline is None:
         return
     rows: list[tuple[str, ...]] = [("simulated beside measured", "", "", "simulated ms", "measured ms", "off ms")]
-    for one in found.beside[:SHOWN]:
-        rows.append((one.name, one.phase, one.what, _ms(one.simulated), _ms(one.measured), f"{one.off * 1e3:+.3f}"))
+    rows += [
+        (one.name, one.phase, one.what, _ms(one.simulated), _ms(one.measured), f"{one.off * 1e3:+.3f}")
+        for one in found.beside[:SHOWN]
+    ]
     yield ""
     yield from aligned(rows, range(3, 6), "  ")
     for what in ("row", "collective"):

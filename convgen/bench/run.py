@@ -144,7 +144,7 @@ def bench(
     clock = Clock(team.device)
     say(f"{subject.name}: packages")
     ways = _ways(team, subject, folder, skip)
-    nothing, silent = _on_nothing(team, subject, folder / "nothing")
+    nothing, silent = _on_nothing(team, subject, folder / "step")
     if "collectives" in skip:
         ways[COMPUTING] = silent
     calls = _calls(team, clock, silent, nothing)
@@ -227,7 +227,8 @@ def _calls(team: Team, clock: Clock, way: Way, nothing: Nothing) -> list[Call]:
     run_once(team, clock, way)  # the first step says what layers they are
     nothing.calls.clear()
     if recorder is None:
-        run_once(team, clock, way)
+        team.barrier()
+        team.barrier()
         return []
     nothing.marked = lambda: (recorder.current, recorder.phase)
     team.barrier()

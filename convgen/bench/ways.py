@@ -82,17 +82,19 @@ def package_way(
 
     Args:
         program: the network's, or another of the same layout.
-        folder: where the package is written.
+        folder: where the package is written, or has been.
         of_inputs: whether inputs want gradients, too.
         transport: made of the package; by default torch.distributed.
     """
     ranks = program.grid.ranks
     if rank >= ranks:
         return Way(name, lambda: None, lambda _: None, is_here=False)
-    other = program_like(program, compiled.any_sizes.many)
-    folder.mkdir()
-    for file, content in files_of(replace(compiled, program=program, other=other), tensors).items():
-        (folder / file).write_bytes(content)
+    if not folder.exists():
+        other = program_like(program, compiled.any_sizes.many)
+        files = files_of(replace(compiled, program=program, other=other), tensors)
+        folder.mkdir()
+        for file, content in files.items():
+            (folder / file).write_bytes(content)
     package = load_package(folder)
     end = runtime_of(package).TorchTransport(timedelta(seconds=TIMEOUT_S), device.type)
     mesh = package.init_mesh(
