@@ -111,8 +111,8 @@ def test_where_nothing_fits_there_is_nothing_to_type() -> None:
 def test_lines_to_type_next_run(network: str) -> None:
     """But for torchrun, they are commands that make the package of the table's plan."""
     found = data_of(f"convgen plan {network} --machine lassen --ranks 1,2")
-    *lines, launch = found["next"]
-    assert launch.startswith(f"torchrun --nproc-per-node {found['fastest_ranks']} ")
+    *lines, timed, launch = found["next"]
+    assert all(line.startswith(f"torchrun --nproc-per-node {found['fastest_ranks']} ") for line in (timed, launch))
     for line in lines:
         done = run(line)
         assert done.exit_code == 0, f"{line}\n{done.output}"

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import click
 
 from convgen import __version__
+from convgen.commands.bench import bench_command
 from convgen.commands.calibrate import calibrate_command
 from convgen.commands.check import check_command
 from convgen.commands.chunks import chunks_command
@@ -49,7 +50,7 @@ def cli() -> None:
 
 
 for command in (
-    calibrate_command, check_command, chunks_command, compile_command, explain_command, import_command,
+    bench_command, calibrate_command, check_command, chunks_command, compile_command, explain_command, import_command,
     network_command, papers_command, plan_command, simulate_command, sw26010, tune,
 ):  # fmt: skip
     cli.add_command(command)

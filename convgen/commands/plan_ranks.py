@@ -151,5 +151,6 @@ def _network_lines(
         *lines,
         f"convgen plan {graph} --ranks {ranks}{asked} -o {plan}",
         f"convgen compile {plan} -o build",
+        f"torchrun --nproc-per-node {ranks} -m convgen bench {plan}   # its step on your ranks: docs/bench.md",
         f"torchrun --nproc-per-node {ranks} SCRIPT.py   # imports build/{name}: docs/networks.md",
     ]

@@ -204,4 +204,4 @@ def _sent(layer: Layer, algorithm: str, letter: str) -> int:
     machine = load_machine("lassen")
     one = compile_layer(replace(layer, grid=Grid(((letter, 4),)), algorithm=algorithm), machine=machine)
     cost = schedule_cost(one.schedule, Model(one.space, machine, "float32"))
-    return cost.total().sent_bytes("forward", "backward_data") // 4
+    return cost.total("forward", "backward_data").sent_bytes // 4

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -100,6 +100,23 @@ def draw_ranks(title: str, machine: str, planned: Curves, sample: Curves, budget
     save_figure(figure, file, 150)
 
 
+def draw_measured(panels: Mapping[str, tuple[Points, Points]], device: str, file: Path) -> None:
+    """Seconds a step over ranks, measured and simulated, a panel each.
+
+    Raises:
+        InputError: matplotlib is missing, or the file can't be written.
+    """
+    figure = matplotlib().figure.Figure(figsize=(4.7 * len(panels), 3.8), layout="constrained")
+    drawn: Any = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for panel, (title, series) in zip(drawn, panels.items(), strict=True):
+        counts = sorted({p for points in series for p, _ in points})
+        times = [[(p, s * 1e3) for p, s in points] for points in series]
+        _curves(panel, times, counts, title, ("measured", "simulated"))
+    _scale(drawn, [s * 1e3 for series in panels.values() for points in series for _, s in points])
+    figure.supylabel(f"ms a step on {device}", fontsize=10)
+    save_figure(figure, file, 150)
+
+
 def _halves(ranks: int) -> list[int]:
     found = [ranks]
     while found[-1] % 2 == 0:
@@ -135,12 +152,15 @@ def _draw(
         panel.text(0.03, 0.04, f"{said} {budget / GIB:.4g} GiB", transform=panel.transAxes, fontsize=9)
 
 
-def _curves(panel: Any, series: Sequence[Points], counts: Sequence[int], title: str) -> None:
-    """Of plans, and of samples split alone, over ranks."""
-    for points, colour, name, mark in (
-        (series[1], SAMPLE, "samples split, nothing else", "s"),
-        (series[0], PLANNED, "planned", "o"),
-    ):
+def _curves(
+    panel: Any,
+    series: Sequence[Points],
+    counts: Sequence[int],
+    title: str,
+    names: tuple[str, str] = ("planned", "samples split, nothing else"),
+) -> None:
+    """Two curves over ranks, the second one below the first."""
+    for points, colour, name, mark in ((series[1], SAMPLE, names[1], "s"), (series[0], PLANNED, names[0], "o")):
         if points:
             panel.plot(*zip(*points, strict=True), mark + "-", color=colour, label=name)
     panel.set_xscale("log", base=2)

@@ -1,0 +1,337 @@
+"""A bench from beginning to end, on one screen: ways in turn, marks of a step, collectives alone, a timeline beside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from torch import Tensor
+
+from convgen.bench.alone import Call, Nothing
+from convgen.bench.marks import Clock, Mark, key_of, sums
+from convgen.bench.rounds import Took, calls_in_turn, interleaved, marked, parts, run_once, took
+from convgen.bench.ways import DDP, MODULE, Way, module_way, package_way
+from convgen.calibrate.team import TIMEOUT_S, Team
+from convgen.cost.machine import Machine
+from convgen.cost.timeline import Timeline, simulate
+from convgen.network_compiler import CompiledNetwork
+from convgen.packages import load_package, runtime_of
+from convgen.program.network import Program
+
+STEP, PLAIN, COMPUTING = "as compiled", "every collective waited for", "without collectives"
+MOVING = "collectives alone"
+SKIPS = ("collectives", "compute", "overlap")
+Key = tuple[str, str, str]  # phase, row or collective, name
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is measured.
+
+    Attributes:
+        against: other compiled networks of the same run, by name; `torchs`: ddp, module.
+    """
+
+    compiled: CompiledNetwork
+    tensors: Mapping[str, Tensor]
+    of_inputs: bool = False
+    against: Mapping[str, tuple[CompiledNetwork, Mapping[str, Tensor]]] = field(default_factory=dict[str, Any])
+    torchs: tuple[str, ...] = ()
+
+    @property
+    def ranks(self) -> int:
+        return self.compiled.program.grid.ranks
+
+    @property
+    def name(self) -> str:
+        return f"{self.compiled.graph.name} on {self.compiled.program.grid}"
+
+
+@dataclass(frozen=True)
+class Effort:
+    """
+    Attributes:
+        rounds: that count, behind `warm` that don't.
+        marked: rounds more, of which every step of the list is timed.
+    """
+
+    rounds: int = 15
+    warm: int = 3
+    marked: int = 5
+
+
+@dataclass(frozen=True)
+class Alone:
+    """A collective of the step by itself.
+
+    Attributes:
+        sent_bytes: of the rank that sends most; `total_bytes`: of all ranks.
+        modelled_s: None without a machine.
+    """
+
+    step: str
+    phase: str
+    kind: str
+    sent_bytes: int
+    total_bytes: int
+    took: Took
+    modelled_s: float | None
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self.sent_bytes / self.took.median if self.took.median else 0.0
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A row, or how long a collective held ranks up: simulated beside measured, seconds."""
+
+    phase: str
+    what: str
+    name: str
+    simulated: float
+    measured: float
+
+    @property
+    def off(self) -> float:
+        return self.simulated - self.measured
+
+
+@dataclass(frozen=True)
+class Benched:
+    """What was measured of a subject.
+
+    Attributes:
+        ways: by name, seconds by part.
+        simulated: by way, forward and step; empty without a machine.
+        marks: of every rank a step of the list, the one of the middle of the rounds by its length.
+    """
+
+    subject: Subject
+    device: str
+    rounds: int
+    ways: Mapping[str, Mapping[str, Took]]
+    simulated: Mapping[str, tuple[float, float]]
+    timeline: Timeline | None
+    alone: tuple[Alone, ...]
+    beside: tuple[Beside, ...]
+    marks: tuple[tuple[Mark, ...], ...]
+
+
+def bench(
+    team: Team,
+    subject: Subject,
+    folder: Path,
+    machine: Machine | None = None,
+    effort: Effort = Effort(),
+    skip: Sequence[str] = (),
+    say: Say = lambda _: None,
+) -> Benched:
+    """Measure on all ranks; each has the same result.
+
+    Args:
+        folder: of this rank, in which packages are written.
+        machine: on which the same step is simulated.
+        skip: what is left out in steps of their own, beside the whole: of `SKIPS`.
+    Raises:
+        InputError: torch's DDP can't share the samples.
+    """
+    clock = Clock(team.device)
+    say(f"{subject.name}: packages")
+    ways = _ways(team, subject, folder, skip)
+    nothing, silent = _on_nothing(team, subject, folder / "step")
+    if "collectives" in skip:
+        ways[COMPUTING] = silent
+    calls = _calls(team, clock, silent, nothing)
+    runs = _moving(team, folder / "step", calls)
+    if "compute" in skip:
+        ways[MOVING] = _in_order(calls, runs, is_here=silent.is_here)
+    say(f"{subject.name}: {effort.rounds} rounds of {', '.join(ways)}")
+    seconds = interleaved(team, clock, ways, effort.rounds, effort.warm)
+    say(f"{subject.name}: every step, every collective")
+    rounds = marked(team, clock, ways[STEP], effort.marked)
+    timelines = _timelines(subject, machine, ways)
+    alone = _alone(team, clock, subject, calls, runs, effort, timelines.get(STEP))
+    every = team.gather(rounds)
+    step = timelines.get(STEP)
+    return Benched(
+        subject,
+        team.device.type,
+        effort.rounds,
+        {name: parts(one) for name, one in seconds.items()},
+        {name: (one.forward_s, one.end_s) for name, one in timelines.items()},
+        step,
+        alone,
+        () if step is None else tuple(beside(step, every)),
+        tuple(tuple(_middle(one)) for one in every if one),
+    )
+
+
+def _ways(team: Team, subject: Subject, folder: Path, skip: Sequence[str]) -> dict[str, Way]:
+    def way(name: str, compiled: CompiledNetwork, program: Program, tensors: Mapping[str, Tensor], to: str) -> Way:
+        at = folder / to
+        return package_way(name, compiled, program, tensors, at, team.device, team.rank, of_inputs=subject.of_inputs)
+
+    compiled, tensors = subject.compiled, subject.tensors
+    ways = {STEP: way(STEP, compiled, compiled.program, tensors, "step")}
+    if "overlap" in skip:
+        ways[PLAIN] = way(PLAIN, compiled, compiled.plain, tensors, "plain")
+    for i, (name, (other, own)) in enumerate(subject.against.items()):
+        ways[name] = way(name, other, other.program, own, f"other{i}")
+    for what in subject.torchs:
+        ddp = what == "ddp"
+        ways[DDP if ddp else MODULE] = module_way(compiled, tensors, team.device, team.size, ddp=ddp)
+    return ways
+
+
+def _moving(team: Team, package: Path, calls: Sequence[Call]) -> dict[int, Callable[[], object]]:
+    """Calls to run, by their number."""
+    if not calls:
+        return {}
+    end = runtime_of(load_package(package)).TorchTransport(timedelta(seconds=TIMEOUT_S), team.device.type)
+
+    def run_of(call: Call) -> Callable[[], object]:
+        return team.communicate(lambda: getattr(end, call.kind)(call.tensor, call.splits, call.group))
+
+    return {i: run_of(call) for i, call in enumerate(calls)}
+
+
+def _in_order(calls: Sequence[Call], runs: Mapping[int, Callable[[], object]], *, is_here: bool) -> Way:
+    """All of a step's collectives, one after the other."""
+
+    def run(phase: str) -> None:
+        for i, call in enumerate(calls):
+            if call.phase == phase:
+                runs[i]()
+
+    return Way(MOVING, lambda: run("forward"), lambda _: run("backward"), is_here=is_here)
+
+
+def _on_nothing(team: Team, subject: Subject, folder: Path) -> tuple[Nothing, Way]:
+    nothing, compiled = Nothing(team.rank, team.size), subject.compiled
+    way = package_way(
+        COMPUTING, compiled, compiled.program, subject.tensors, folder, team.device, team.rank,
+        of_inputs=subject.of_inputs, transport=lambda _: nothing,
+    )  # fmt: skip
+    return nothing, way
+
+
+def _calls(team: Team, clock: Clock, way: Way, nothing: Nothing) -> list[Call]:
+    """What a step moves, in order, on this rank."""
+    recorder = way.recorder
+    run_once(team, clock, way)  # the first step says what layers they are
+    nothing.calls.clear()
+    if recorder is None:
+        team.barrier()
+        team.barrier()
+        return []
+    nothing.marked = lambda: (recorder.current, recorder.phase)
+    team.barrier()
+    with recorder.at_work():
+        recorder.phase = "forward"
+        made = way.forward()
+        recorder.phase = "backward"
+        way.backward(made)
+    recorder.taken(clock.now())
+    calls = list(nothing.calls)
+    nothing.marked = lambda: ("", "")
+    team.barrier()
+    return calls
+
+
+def _timelines(subject: Subject, machine: Machine | None, ways: Mapping[str, Way]) -> dict[str, Timeline]:
+    if machine is None:
+        return {}
+    compiled = subject.compiled
+    programs = {STEP: compiled.program, PLAIN: compiled.plain}
+    programs |= {name: other.program for name, (other, _) in subject.against.items()}
+    return {
+        name: simulate(program, machine, compiled.dtype, of_inputs=subject.of_inputs)
+        for name, program in programs.items()
+        if name in ways
+    }
+
+
+def _alone(
+    team: Team,
+    clock: Clock,
+    subject: Subject,
+    calls: Sequence[Call],
+    runs: Mapping[int, Callable[[], object]],
+    effort: Effort,
+    step: Timeline | None,
+) -> tuple[Alone, ...]:
+    """Each collective behind a barrier. Ranks that have no part in one wait at its barrier."""
+    mine = _numbered(calls)
+    known = team.gather({key: calls[i].sent_bytes for key, i in mine.items()})
+    keys = list(dict.fromkeys(key for one in known for key in one))
+    if not keys:
+        return ()
+    each = [runs[mine[key]] if key in mine else (lambda: None) for key in keys]
+    seconds = calls_in_turn(team, clock, each, effort.rounds, effort.warm)
+    modelled = {} if step is None else {one.name: one.seconds for one in step.travelled}
+    found: list[Alone] = []
+    for i, (name, phase, kind, number) in enumerate(keys):
+        sent = [one.get((name, phase, kind, number), 0) for one in known]
+        of_ranks = took(seconds[: subject.ranks, :, i])
+        found.append(Alone(name, phase, kind, max(sent), sum(sent), of_ranks, modelled.get(name)))
+    return tuple(found)
+
+
+def _numbered(calls: Sequence[Call]) -> dict[tuple[str, str, str, int], int]:
+    """Numbers of calls by step, phase, kind, and which of those it is: some ranks lack some."""
+    found: dict[tuple[str, str, str, int], int] = {}
+    for i, call in enumerate(calls):
+        number = 0
+        while (key := (call.step, call.phase, call.kind, number)) in found:
+            number += 1
+        found[key] = i
+    return found
+
+
+def beside(step: Timeline, every: Sequence[Sequence[Sequence[Mark]]]) -> list[Beside]:
+    """Rows and collectives of a step, those that are farthest off first.
+
+    A row takes what it takes on the slowest rank. A collective holds the last of the ranks up as long as that of the
+    ranks which stands still least: the others wait for that one, too.
+
+    Args:
+        every: of each rank the marks of each round.
+    """
+    measured: dict[Key, list[float]] = {}
+    for rounds in every:
+        laps = [sums(marks) for marks in rounds]
+        for key in {k for lap in laps for k in lap}:
+            measured.setdefault(key, []).append(median(lap.get(key, 0.0) for lap in laps))
+    simulated: dict[Key, float] = {}
+    rows: dict[Key, dict[int, float]] = {}
+    for span in step.spans:
+        if span.lane == "compute" and not span.name.endswith(" (processor)"):
+            phase = "forward" if span.end_s <= step.forward_s * (1 + 1e-9) else "backward"
+            of_rank = rows.setdefault(key_of("local", span.name, phase), {})
+            of_rank[span.rank] = of_rank.get(span.rank, 0.0) + span.seconds
+    simulated |= {key: max(by_rank.values()) for key, by_rank in rows.items()}
+    for one in step.travelled:
+        key = key_of("move", one.name, one.phase)
+        simulated[key] = simulated.get(key, 0.0) + one.exposed_s
+    found = [
+        Beside(*key, simulated.get(key, 0.0), (max if key[1] == "row" else min)(measured.get(key, [0.0])))
+        for key in {**simulated, **measured}
+    ]
+    return sorted(found, key=lambda one: (-abs(one.off), one.name, one.phase))
+
+
+def _middle(rounds: Sequence[Sequence[Mark]]) -> Sequence[Mark]:
+    """Of the rounds the one whose length is in the middle."""
+    return sorted(rounds, key=lambda marks: max((m.end_s for m in marks), default=0.0))[len(rounds) // 2]
+
+
+def weak_batch(batch: int, ranks: int, most: int) -> int | None:
+    """Samples of so many ranks, where all have `batch`; None where that is no whole number."""
+    share, rest = divmod(batch * ranks, most)
+    return None if rest or not share else share
