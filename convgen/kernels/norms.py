@@ -7,11 +7,9 @@ from dataclasses import dataclass
 
 from convgen.kernels.environment import environment
 from convgen.kernels.epilogues import lines, operands
-from convgen.operations.batch_norm import Centred, chain_of, steps_behind
+from convgen.operations.batch_norm import IMAGES, Centred, chain_of, steps_behind
 from convgen.operations.row import Epilogue, Operation
 from convgen.program.network import Program
-
-IMAGES = (4, 5)  # dimensions of what lies with channels last on a GPU
 
 
 @dataclass(frozen=True)

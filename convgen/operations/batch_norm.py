@@ -186,6 +186,7 @@ class Centred(Operation):
 
 # ---- Kernels of a GPU ----
 
+IMAGES = (4, 5)  # dimensions of what lies with channels last on a GPU
 NORM_KERNELS: dict[Epilogue, Any] = {}  # a package's modules of norms' kernels, by the steps that they do behind one
 
 
