@@ -5,11 +5,12 @@
 
 A step is forward, the same sum of outputs, and backward. Nothing is computed: tensors are on torch's `meta` device,
 where each call of ATen and each Triton launch is recorded. Plain torch runs the module on the share of one rank,
-channels last. bench/aten_kernels.py says, with its sources, what a call launches on a GPU and how often it reads and
-writes its operands. A Triton launch reads an operand once, and again for each wave of programs where what programs
-between two readings of it read doesn't fit half of L2. `least` has each activation and gradient written once, and read
-once for each pass that must see all of it. Copies that change the order in memory have a column, and who makes them
-lines below. Names: torchvision's need torchvision, decoders diffusers.
+channels last; it sends nothing, so what packs, adds and unpacks messages is a line of its own. bench/aten_kernels.py
+says, with its sources, what a call launches on a GPU and how often it reads and writes its operands. A Triton launch
+reads an operand once, and again for each wave of programs where what programs between two readings of it read doesn't
+fit half of L2. `least` has each activation and gradient written once, and read once for each pass that must see all of
+it. Copies that change the order in memory have a column, and who makes them lines below. ResNet-50 and ConvNeXt are
+torchvision's, decoders those of diffusers.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -43,7 +45,10 @@ from convgen.verify.virtual import World
 
 L2_BYTES = 50 << 20  # of an H100 (its data sheet)
 SM_90 = read_target("cuda:sm_90")
-KINDS = ("convolutions", "norms", "elementwise", "pooling", "copies", "reductions", "products", "other kernels")
+KINDS = (
+    "convolutions", "norms", "elementwise", "pooling", "copies", "reductions", "products", "other kernels", "messages",
+)  # fmt: skip
+MESSAGES = ("Actions._start_bucket", "Actions._wait_bucket", "begin", "gathered")
 LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -134,7 +139,10 @@ class Recorder(TorchDispatchMode):
         source = args[1] if name == "copy_" else args[0] if name in ("clone", "_to_copy") else None
         if isinstance(source, Tensor) and changes_format(source, made[0]):
             self.traffic.formats[self.maker()] += 1
-        self.traffic.add(name, counted(name, args, made, of_sum))
+        one = counted(name, args, made, of_sum)
+        if self.maker().startswith(MESSAGES) or of_transport():
+            one = replace(one, kind="messages")
+        self.traffic.add(name, one)
 
     def _brought(self, given: Sequence[Tensor], like: Tensor) -> None:
         """Operands in the format in which cuDNN convolves."""
@@ -157,6 +165,14 @@ def _gradients(dy: Tensor, x: Tensor, w: Tensor, *rest: Any) -> tuple[Any, ...]:
         torch.empty_like(t, memory_format=memory) if want else None for t, want in zip((x, w), wants, strict=False)
     )
     return dx, dw, w.new_empty(w.shape[0]) if wants[2] else None
+
+
+def of_transport() -> bool:
+    """Whether a transport of virtual ranks adds what it has brought, or copies it."""
+    frame: Any = sys._getframe()
+    while frame is not None and not frame.f_code.co_filename.endswith("virtual.py"):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_name not in ("body", "run")
 
 
 def plain_maker() -> str:
@@ -407,7 +423,11 @@ def table(name: str, plainly: Traffic, ours: Traffic) -> Iterator[str]:
         f"  {'all':20} {plainly.launches:12} {plainly.moved / 1e6:7.0f} {least / 1e6:8.0f} {ours.launches:20}"
         f" {ours.moved / 1e6:7.0f} {sum(ours.formats.values()):8} (plain {sum(plainly.formats.values())})"
     )
-    yield f"  of plain's bytes {ours.moved / plainly.moved:.2f}, of the least {ours.moved / max(1, least):.2f}"
+    alone = ours.moved - ours.kinds["messages"]["moved"]
+    yield (
+        f"  without messages, of plain's bytes {alone / plainly.moved:.2f}, of the least {alone / max(1, least):.2f};"
+        f" with them {ours.moved / plainly.moved:.2f}, {ours.moved / max(1, least):.2f}"
+    )
     for maker, count in ours.formats.most_common():
         yield f"    {count:4} changes of format by {maker}"
 

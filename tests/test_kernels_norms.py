@@ -161,7 +161,9 @@ class Drawn(nn.Module):
     def __init__(self, rng: random.Random) -> None:
         super().__init__()
         self.channels = c = 8 * rng.randint(1, 2)
-        self.kinds = [rng.choice(("relu", "add relu", "both", "add", "alone", "relu6", "norm first")) for _ in range(3)]
+        self.kinds = [
+            rng.choice(("relu", "add relu", "both", "add", "in place relu", "relu6", "norm first")) for _ in range(3)
+        ]
         self.convs = nn.ModuleList(nn.Conv2d(c, c, rng.choice((1, 3)), padding="same", bias=False) for _ in range(6))
         self.norms = nn.ModuleList(nn.BatchNorm2d(c, affine=rng.random() < 0.8) for _ in range(6))
 
@@ -180,6 +182,8 @@ class Drawn(nn.Module):
                 x = torch.relu(y) + 0.5 * y
             else:
                 y = normed(x)
+                if "in place" in kind:
+                    y += x
                 y = x + y if "add" in kind else y
                 x = nn.functional.relu6(y) if kind == "relu6" else torch.relu(y) if "relu" in kind else y
         return x

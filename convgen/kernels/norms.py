@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from convgen.kernels.environment import environment
 from convgen.kernels.epilogues import lines, operands
-from convgen.operations.batch_norm import Centred, steps_behind
+from convgen.operations.batch_norm import IMAGES, Centred, chain_of, steps_behind
 from convgen.operations.row import Epilogue, Operation
 from convgen.program.network import Program
-
-IMAGES = (4, 5)  # dimensions of what lies with channels last on a GPU
 
 
 @dataclass(frozen=True)
@@ -76,11 +73,7 @@ def norm_files(program: Program) -> tuple[NormFile, ...]:
 
 
 def _chain(behind: Sequence[tuple[int, Operation, int]]) -> tuple[Epilogue, tuple[str, str]]:
-    steps = tuple(_known(operation.as_epilogue(k)) for _, operation, k in behind)
-    back = _known(behind[-1][1].back_of_result()).text
-    return steps, (back, " and ".join(operation.name for _, operation, _ in behind))
-
-
-def _known(step: Any) -> Any:
-    assert step is not None
-    return step
+    last = behind[-1][1].back_of_result()
+    assert last is not None
+    names = [operation.name for _, operation, _ in behind if not operation.casts_to]
+    return chain_of(behind), (last.text, " and ".join(names))

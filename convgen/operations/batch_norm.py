@@ -186,6 +186,7 @@ class Centred(Operation):
 
 # ---- Kernels of a GPU ----
 
+IMAGES = (4, 5)  # dimensions of what lies with channels last on a GPU
 NORM_KERNELS: dict[Epilogue, Any] = {}  # a package's modules of norms' kernels, by the steps that they do behind one
 
 
@@ -193,26 +194,34 @@ def steps_behind(
     value: str, reader: Callable[[str], tuple[Any, Operation, Sequence[str], str] | None]
 ) -> list[tuple[Any, Operation, int]]:
     """What a norm's kernels do behind it: an activation whose result says its gradient, of what is normalised or of its
-    sum with another tensor; each with its operation and the operand that it has from before.
+    sum with another tensor, cast or not; each with its operation and the operand that it has from before.
 
     Args:
         reader: of a value, the only one that reads it, its operation, what it reads and makes; None where there are
             several, or anything moves.
     """
     found: list[tuple[Any, Operation, int]] = []
-    while len(found) < 2 and (one := reader(value)) is not None:
+    sums = 0
+    while sums < 2 and (one := reader(value)) is not None:
         who, operation, reads, makes = one
         k = list(reads).index(value)
-        step = operation.as_epilogue(k) if list(reads).count(value) == 1 else None
-        if step is None:
-            return []
         found.append((who, operation, k))
-        if operation.back_of_result() is not None and len(reads) == 1:
-            return found
-        if step.back != "sum" or step.operands != (("element", 1),):
-            return []
         value = makes
+        if operation.casts_to and len(found) > 1 and not found[-2][1].casts_to:  # of a sum in its addend's place
+            continue
+        step = operation.as_epilogue(k) if list(reads).count(reads[k]) == 1 else None
+        if step is not None and operation.back_of_result() is not None and len(reads) == 1:
+            return found
+        if step is None or step.back != "sum" or step.operands != (("element", 1),):
+            return []
+        sums += 1
     return []
+
+
+def chain_of(found: Sequence[tuple[Any, Operation, int]]) -> Epilogue:
+    """The steps of what stands behind a norm; a cast is none."""
+    steps = (operation.as_epilogue(k) for _, operation, k in found if not operation.casts_to)
+    return tuple([step for step in steps if step is not None])
 
 
 # ---- A batch norm's rows at once, where nothing but moments and the coefficients' gradient moves between them ----

@@ -125,6 +125,12 @@ class Elementwise(Operation):
         return "none" if {*self.shapes} == {self.shape} else "once"
 
     @property
+    def casts_to(self) -> str:
+        """The type that it only casts to, whatever autocast is."""
+        kind = self.args[1] if self.op == "_to_copy" else None
+        return kind if isinstance(kind, str) else ""
+
+    @property
     def hands_gradient_on(self) -> bool:
         return self.op in ("add.Tensor", "sub.Tensor")
 

@@ -247,6 +247,11 @@ class Operation(ABC):
         return (), False, ""
 
     @property
+    def casts_to(self) -> str:
+        """The type that it only casts to, if it does nothing else."""
+        return ""
+
+    @property
     def hands_gradient_on(self) -> bool:
         """Whether the gradients of its operands are that of its result, or views of it."""
         return False

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from convgen.kernels.norms import IMAGES
-from convgen.operations.batch_norm import Centred
+from convgen.operations.batch_norm import IMAGES, Centred
 from convgen.operations.fused import Fused
 from convgen.passes.contract import NetworkPass
 from convgen.passes.fuse_epilogues import renamed

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from convgen.operations.batch_norm import NORM_KERNELS, steps_behind
+from convgen.operations.batch_norm import NORM_KERNELS, chain_of, steps_behind
 from convgen.operations.row import ASKED, Operation
 
 from .listing import Line, Norm, Steps
@@ -73,18 +73,22 @@ class NormByKernels(NormHere):
         super().__init__(norm, stands, place, training)
         self.is_alone = False
         found = steps_behind(steps_made(steps, norm.centred), lambda value: _reader(steps, stands, value))
-        chain = tuple([operation.as_epilogue(k) for _, operation, k in found])
+        chain = chain_of(found)
         if chain not in NORM_KERNELS or any(line.key in taken for line, _, _ in found):
             found, chain = [], ()
         self.module, self.places = NORM_KERNELS[chain], [k for _, _, k in found]
         self.behind = [line.key for line, _, _ in found]
         taken.update(self.behind)
-        self.reads_result = len(found) > 1
+        self.reads_result = len(chain) > 1
+        self.casts = [operation.casts_to for _, operation, _ in found]
 
     def steps(self) -> dict[tuple[str, str], Step]:
         found = super().steps()
         for n, key in enumerate(self.behind):
             last = n == len(self.behind) - 1
+            if not last and self.casts[n]:
+                found["forward", key], found["vjp", key] = _cast, _cast_back
+                continue
             found["forward", key] = self._last if last else self._hand_on
             found["vjp", key] = self._back if last else self._hand_back
         return found
@@ -124,6 +128,8 @@ class NormByKernels(NormHere):
         dtype = handed.kept[0].dtype
         for other in handed.others:
             dtype = torch.promote_types(dtype, other.dtype)
+        for kind in filter(None, self.casts):
+            dtype = getattr(torch, kind)
         y = self._made(handed.kept, [_last(t) for t in handed.others], dtype)
         return y, (*handed.kept, y if self.reads_result else None)
 
@@ -175,6 +181,15 @@ class NormByKernels(NormHere):
         _, total = self._shares(kept[3].dtype)
         back = dy if isinstance(dy, Summed) else Summed(_last(dy), False, dm)
         return self._through(kept, back, dm, int(total))
+
+
+def _cast(handed: Handed) -> tuple[Handed, Any]:
+    """To the type in which y is written."""
+    return handed, ()
+
+
+def _cast_back(kept: Any, back: Summed, needed: Sequence[bool]) -> tuple[Any, ...]:
+    return (back,)
 
 
 def _last(tensor: Tensor) -> Tensor:

@@ -1,0 +1,81 @@
+"""What a step moves, counted: no more than it did, less than plain torch's, and right for what is known by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from scripts import bench_script
+from torch import Tensor, nn
+
+
+class Bottlenecks(nn.Module):
+    """Of [ResNet]: a first one that projects, and a second one."""
+
+    def __init__(self, c: int = 64) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(
+            nn.Conv2d(i, f, k, padding=k // 2, bias=False)
+            for i, f, k in ((c, c, 1), (c, c, 3), (c, 4 * c, 1), (c, 4 * c, 1), (4 * c, c, 1), (c, c, 3), (c, 4 * c, 1))
+        )
+        self.norms = nn.ModuleList(nn.BatchNorm2d(conv.out_channels) for conv in self.convs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for first in (0, 4):
+            branch = [first, first + 1, first + 2]
+            y = x
+            for n in branch:
+                y = self.norms[n](self.convs[n](y))
+                if n == branch[-1]:
+                    y = y + (x if first else self.norms[3](self.convs[3](x)))
+                y = torch.relu(y)
+            x = y
+        return x
+
+
+@pytest.fixture(scope="module")
+def bench() -> Any:
+    return bench_script("step_traffic")
+
+
+def test_bytes_of_calls_are_those_by_hand(bench: Any) -> None:
+    """A convolution with a norm and a rectifier behind it, forward and backward: passes over x and y in 2 bytes."""
+    module = nn.Sequential(nn.Conv2d(8, 16, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
+    found = bench.plain(module, [(4, 8, 10, 10)], training=True, dtype=torch.bfloat16)
+    x, y, w = 4 * 8 * 100 * 2, 4 * 16 * 100 * 2, 8 * 16 * 2
+    kinds = {kind: c["moved"] for kind, c in found.kinds.items()}
+    assert kinds["convolutions"] == (x + y + w) + (y + w + x) + (y + x + w)
+    assert kinds["norms"] == 3 * y + 5 * y
+    assert found.kinds["norms"]["launches"] == 5
+    assert 4 * y < kinds["elementwise"] < 4 * y + 100  # relu; its gradient, of a result and a number that is spread
+    assert found.total("least") < found.moved
+    assert not found.formats
+
+
+@pytest.mark.parametrize(
+    ("statistics", "most", "launches"), [("local", 0.84, 6), ("global", 0.84, 6)], ids=["local", "global"]
+)
+def test_a_step_moves_less_than_plain_torch(bench: Any, statistics: str, most: float, launches: int) -> None:
+    """Bounds may only fall."""
+    shape = (8, 64, 28, 28)
+    ours = bench.compiled(Bottlenecks(), [shape], {"N": 2}, statistics, "bfloat16", training=True)
+    plain = bench.plain(Bottlenecks(), [(4, *shape[1:])], training=True, dtype=torch.bfloat16)
+    alone = ours.moved - ours.kinds["messages"]["moved"]
+    assert alone <= most * plain.moved, alone / plain.moved
+    assert ours.kinds["norms"]["moved"] <= 1.2 * plain.kinds["norms"]["moved"]
+    assert sum(c["launches"] for name, c in ours.calls.items() if name.startswith("norm_")) == launches * 7
+    names = ("relu", "threshold_backward", "native_batch_norm", "native_batch_norm_backward", "batch_norm_update_stats")
+    assert not any(name in ours.calls for name in names)
+    activations = [maker for maker in ours.formats if not maker.startswith(("Actions._start_bucket", "LocalKernels"))]
+    assert not activations, ours.formats
+
+
+def test_what_l2_has_lost_is_read_anew(bench: Any) -> None:
+    kernels, big = bench.Kernels(), bench.L2_BYTES
+    x, w, y = (torch.empty(n, dtype=torch.int8, device="meta") for n in (1000, big, 1000))
+    forward = [("x", x), ("w", w), ("y", y)]
+    assert kernels._again((132 * 3, 1), forward) == 2 * big
+    assert kernels._again((132 * 3, 1), [("x", w), ("w", x), ("y", y)]) == 0
+    assert kernels._again((132 * 2, 1, 1), [("y", w), ("x", y), ("w", x)]) == big + 1000
+    assert kernels._again((132 * 2, 1, 4), [("y", w), ("x", y), ("w", x)]) == 0
