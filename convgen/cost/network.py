@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from convgen.algebra.grid import Grid
 from convgen.algebra.index_sets import volume as volume_of
+from convgen.algebra.layout import Axes
+from convgen.algebra.redistribute import Kind
 from convgen.cost.moving import Counts, sent_elements
 from convgen.cost.traffic import all_reduced
 from convgen.program.chunks import shares
@@ -49,18 +51,18 @@ def sent(program: Program, steps: Iterable[Flow]) -> list[dict[str, Any]]:
     return found
 
 
+def record(step: str, kind: Kind, over: Axes, sent: Counts, element_bytes: int) -> dict[str, Any]:
+    """A step in VOLUME's form, of a layer or a network; `sent`: elements by rank."""
+    by_rank = [int(n) * element_bytes for n in sent]
+    return {"step": step, "collective": kind, "axes": list(over), "bytes_sent_per_rank": by_rank}
+
+
 def bucket_record(program: Program, bucket: Bucket, moved: Sequence[Moved]) -> dict[str, Any]:
     """One all-reduce of all that is in a bucket, by the block rule over its element count."""
     grid, size = program.grid, element_bytes(bucket.dtype)
     counts = bucket_elements(program, moved)
-    return {
-        "step": bucket.name,
-        "collective": "all_reduce",
-        "axes": list(bucket.over),
-        "bytes_sent_per_rank": [int(n) * size for n in all_reduced(grid, bucket.over, counts)],
-        "of": [m.step for m in moved],
-        "lane": GRADIENTS,
-    }
+    one = record(bucket.name, "all_reduce", bucket.over, all_reduced(grid, bucket.over, counts), size)
+    return one | {"of": [m.step for m in moved], "lane": GRADIENTS}
 
 
 def chunk_record(program: Program, start: Start) -> dict[str, Any]:
@@ -74,14 +76,8 @@ def chunk_record(program: Program, start: Start) -> dict[str, Any]:
         sent = all_reduced(grid, c.over, _part_of(volume_of(sets.held(c.src)), share))
     else:
         sent = _part_of(sent_elements(sets, c), share)
-    return {
-        "step": start.name,
-        "collective": c.kind,
-        "axes": list(c.over),
-        "bytes_sent_per_rank": [int(n) * element_bytes(program.dtype_of(moved)) for n in sent],
-        "of": [moved.step],
-        "lane": start.lane,
-    }
+    one = record(start.name, c.kind, c.over, sent, element_bytes(program.dtype_of(moved)))
+    return one | {"of": [moved.step], "lane": start.lane}
 
 
 def _part_of(counts: Counts, share: NDArray[np.float64]) -> Counts:
@@ -105,16 +101,9 @@ def _record(program: Program, moved: Moved) -> Iterator[dict[str, Any]]:
     c = moved.conversion
     if c.kind == "slice":
         return
-    size = element_bytes(program.dtype_of(moved))
     sent = sent_elements(index_sets(moved.placed.signature, program.grid), c)
-    if c.kind == "exchange" and not sent.any():
-        return
-    yield {
-        "step": moved.step,
-        "collective": c.kind,
-        "axes": list(c.over),
-        "bytes_sent_per_rank": [int(n) * size for n in sent],
-    }
+    if c.kind != "exchange" or sent.any():
+        yield record(moved.step, c.kind, c.over, sent, element_bytes(program.dtype_of(moved)))
 
 
 def bytes_of(row: PlacedRow, grid: Grid) -> int:

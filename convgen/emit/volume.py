@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from convgen.algebra.space import Space
+from convgen.cost.network import record
 from convgen.cost.traffic import elements_sent
 from convgen.program.nodes import PHASES, Convert, Schedule
 
@@ -14,15 +15,13 @@ def volume(schedule: Schedule, space: Space, element_bytes: int) -> dict[str, li
     types = schedule.types()
     return {
         phase: [
-            {
-                "step": step.result,
-                "collective": step.kind,
-                "axes": list(step.over),
-                "bytes_sent_per_rank": [
-                    int(n) * element_bytes
-                    for n in elements_sent(space, step.kind, step.over, types[step.source], step.type)
-                ],
-            }
+            record(
+                step.result,
+                step.kind,
+                step.over,
+                elements_sent(space, step.kind, step.over, types[step.source], step.type),
+                element_bytes,
+            )
             for step in schedule.section(phase)
             if isinstance(step, Convert) and step.kind != "slice"
         ]

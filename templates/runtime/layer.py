@@ -21,14 +21,13 @@ from .envelope import code_of
 from .gradients import Gather, Scatter
 from .here import Here
 from .layout import AxisSize, Box, Layout, SpatialRows, ranks_of
-from .mesh import make_mesh, place_key, places
+from .mesh import OnGrid, place_key, places
 from .ops import Ops, PhaseCode, define_ops
 from .parameters import convolve, find_placements, plain_block, told_to_all
 from .regions import Where, as_slices, read_region
-from .transport import Transport
 
 
-class Layer:
+class Layer(OnGrid):
     """One layer as the functions of this file are told of it.
 
     Args:
@@ -134,26 +133,6 @@ class Layer:
         return self.here(key, self.batch).frame(self.stored[name])
 
     # ---- For users ----
-
-    def init_mesh(
-        self,
-        device_type: str | None = None,
-        *,
-        ranks: Sequence[int] | None = None,
-        transport: Transport | None = None,
-        timeout: float | None = None,
-        process_group: Any = None,
-    ) -> DeviceMesh:
-        """A DeviceMesh with this layer's grid axes, in order, size-1 axes included.
-
-        Args:
-            device_type: the module's by default.
-            ranks: which ranks of the world, in grid order; all of them by default. With it only those ranks call.
-            transport: what collectives run on instead of torch.distributed.
-            timeout: seconds after which a collective gives up, by default torch.distributed's, or the group's.
-            process_group: whose ranks these are, instead of `ranks`.
-        """
-        return make_mesh(self, device_type or self.device, ranks, transport, timeout, process_group)
 
     def conv(
         self, x: Tensor, w: Tensor, bias: Tensor | None = None, *, mesh: DeviceMesh, batch: int | None = None

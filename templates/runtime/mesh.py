@@ -11,16 +11,13 @@ import weakref
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from .transport import TorchTransport, Transport, default_timeout, shared
-
-if TYPE_CHECKING:
-    from .layer import Layer
 
 places: dict[str, Place] = shared.setdefault("places", {})
 shared.setdefault("meshes", weakref.WeakSet())
@@ -37,12 +34,12 @@ class Place(NamedTuple):
     known: dict[Any, int]  # by code and instance: how many calls have begun here
 
 
-def coordinates(layer: Layer, position: int) -> dict[str, int]:
+def coordinates(layer: OnGrid, position: int) -> dict[str, int]:
     """Coordinates of a position in grid order; the last axis varies fastest."""
     return _coordinates(tuple(layer.grid.items()), position)
 
 
-def members(layer: Layer, position: int, axes: tuple[str, ...]) -> tuple[int, ...]:
+def members(layer: OnGrid, position: int, axes: tuple[str, ...]) -> tuple[int, ...]:
     """Positions that differ from this one only along `axes`, in grid order."""
     return _members(tuple(layer.grid.items()), position, axes)
 
@@ -68,65 +65,77 @@ def _members(grid: tuple[tuple[str, int], ...], position: int, axes: tuple[str, 
     )
 
 
-def make_mesh(
-    layer: Layer,
-    device_type: str,
-    ranks: Sequence[int] | None,
-    transport: Transport | None,
-    timeout: float | None,
-    process_group: dist.ProcessGroup | None = None,
-) -> DeviceMesh:
-    """Layer.init_mesh."""
-    grid = layer.grid
-    count = math.prod(grid.values())
-    if process_group is not None:
-        if ranks is not None or transport is not None:
-            raise ValueError(f"{layer.name}: process_group= says which ranks these are: without ranks= and transport=")
-        if not isinstance(process_group, dist.ProcessGroup):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ValueError(f"{layer.name}: rank {dist.get_rank()} is not in the process group that it gives")
-        ranks = dist.get_process_group_ranks(process_group)
-        limit = default_timeout(layer.device, process_group) if timeout is None else None
-        timeout = limit.total_seconds() if limit else timeout
-    if transport is None and not dist.is_initialized():
-        raise RuntimeError(
-            f"{layer.name}: init_mesh needs torch.distributed.init_process_group first, as under torchrun"
-        )
-    world = transport.size if transport is not None else dist.get_world_size()
-    chosen = tuple(range(world)) if ranks is None else tuple(int(r) for r in ranks)
-    if len(chosen) != count or len(set(chosen)) != count or not all(0 <= r < world for r in chosen):
-        raise ValueError(
-            f"{layer.name}: the grid {grid} has {count} ranks, but "
-            + (f"the world has {world}, so name some with ranks=" if ranks is None else f"ranks= names {len(chosen)} ")
-            + ("" if ranks is None else f"of a world of {world}: {chosen}")
-        )
-    layout, names = torch.tensor(chosen, device="cpu").view(*grid.values()), tuple(grid)
-    if transport is not None:
-        if transport.rank not in chosen:
-            raise ValueError(f"{layer.name}: rank {transport.rank} is not on this mesh: {chosen}")
-        mesh = DeviceMesh(device_type, layout, mesh_dim_names=names, _init_backend=False, _rank=transport.rank)
-        vars(mesh)["_dim_group_names"] = NoGroups()
-        # DTensor's caches know meshes by what they say, this among it: no thread's, so no mesh of torch's is equal.
-        vars(mesh)["_thread_id"] = -1
-        key = f"transport {next(shared.setdefault('counter', itertools.count()))} rank {transport.rank}"
-        places[key] = Place(key, chosen, chosen.index(transport.rank), transport, None, {})
-        vars(mesh)["_convgen_key"] = key
-        # torch.compile shows a copy of the mesh, which is known by what it says of itself while this one lives.
-        content = what_it_says(layer, mesh)
-        places[content] = places[key]
-        weakref.finalize(mesh, forget, content, places[key])
+class OnGrid:
+    """What runs on a mesh: a layer, or a network."""
+
+    name: str
+    grid: dict[str, int]
+    device: str
+
+    def init_mesh(
+        self,
+        device_type: str | None = None,
+        *,
+        ranks: Sequence[int] | None = None,
+        transport: Transport | None = None,
+        timeout: float | None = None,
+        process_group: Any = None,
+    ) -> DeviceMesh:
+        """A DeviceMesh with the grid's axes, in order, size-1 axes included.
+
+        Args:
+            device_type: by default the one that it was compiled for.
+            ranks: which ranks of the world, in grid order; all of them by default. With it only those ranks call.
+            transport: what collectives run on instead of torch.distributed.
+            timeout: seconds after which a collective gives up, by default torch.distributed's, or the group's.
+            process_group: whose ranks these are, instead of `ranks`.
+        """
+        device_type, grid, name = device_type or self.device, self.grid, self.name
+        count = math.prod(grid.values())
+        if process_group is not None:
+            if ranks is not None or transport is not None:
+                raise ValueError(f"{name}: process_group= says which ranks these are: without ranks= and transport=")
+            if not isinstance(process_group, dist.ProcessGroup):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise ValueError(f"{name}: rank {dist.get_rank()} is not in the process group that it gives")
+            ranks = dist.get_process_group_ranks(process_group)
+            limit = default_timeout(self.device, process_group) if timeout is None else None
+            timeout = limit.total_seconds() if limit else timeout
+        if transport is None and not dist.is_initialized():
+            raise RuntimeError(f"{name}: init_mesh needs torch.distributed.init_process_group first, as under torchrun")
+        world = transport.size if transport is not None else dist.get_world_size()
+        chosen = tuple(range(world)) if ranks is None else tuple(int(r) for r in ranks)
+        if len(chosen) != count or len(set(chosen)) != count or not all(0 <= r < world for r in chosen):
+            said = f"ranks= names {len(chosen)} of a world of {world}: {chosen}"
+            said = f"the world has {world}, so name some with ranks=" if ranks is None else said
+            raise ValueError(f"{name}: the grid {grid} has {count} ranks, but {said}")
+        layout, names = torch.tensor(chosen, device="cpu").view(*grid.values()), tuple(grid)
+        if transport is not None:
+            if transport.rank not in chosen:
+                raise ValueError(f"{name}: rank {transport.rank} is not on this mesh: {chosen}")
+            mesh = DeviceMesh(device_type, layout, mesh_dim_names=names, _init_backend=False, _rank=transport.rank)
+            vars(mesh)["_dim_group_names"] = NoGroups()
+            # DTensor's caches know meshes by what they say, this among it: no thread's, so no mesh of torch's is equal.
+            vars(mesh)["_thread_id"] = -1
+            key = f"transport {next(shared.setdefault('counter', itertools.count()))} rank {transport.rank}"
+            places[key] = Place(key, chosen, chosen.index(transport.rank), transport, None, {})
+            vars(mesh)["_convgen_key"] = key
+            # torch.compile shows a copy of the mesh, which is known by what it says of itself while this one lives.
+            content = what_it_says(self, mesh)
+            places[content] = places[key]
+            weakref.finalize(mesh, forget, content, places[key])
+            return mesh
+        if dist.get_rank() not in chosen:
+            return DeviceMesh(device_type, layout, mesh_dim_names=names, _init_backend=False)
+        if self.device == device_type == "cuda" and not torch.cuda.is_initialized():
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", dist.get_rank())) % torch.cuda.device_count())
+        # Made here, by these ranks alone and with this timeout: torch's own would take the whole world and 30 minutes.
+        end, me = torch_transport(timeout, self.device, name), chosen.index(dist.get_rank())
+        groups = [end.process_group([chosen[p] for p in members(self, me, (axis,))]) for axis in names]
+        if len(chosen) > 1:
+            end.meeting(tuple(sorted(chosen)))
+        mesh = DeviceMesh.from_group(groups, device_type, mesh=layout, mesh_dim_names=names)
+        join(self, mesh, end)
         return mesh
-    if dist.get_rank() not in chosen:
-        return DeviceMesh(device_type, layout, mesh_dim_names=names, _init_backend=False)
-    if layer.device == device_type == "cuda" and not torch.cuda.is_initialized():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", dist.get_rank())) % torch.cuda.device_count())
-    # Made here, by these ranks alone and with this timeout: torch's own would take the whole world and 30 minutes.
-    end, me = torch_transport(timeout, layer.device, layer.name), chosen.index(dist.get_rank())
-    groups = [end.process_group([chosen[p] for p in members(layer, me, (axis,))]) for axis in names]
-    if len(chosen) > 1:
-        end.meeting(tuple(sorted(chosen)))
-    mesh = DeviceMesh.from_group(groups, device_type, mesh=layout, mesh_dim_names=names)
-    join(layer, mesh, end)
-    return mesh
 
 
 def forget(content: str, place: Place) -> None:
@@ -145,20 +154,20 @@ class NoGroups(list[str]):
         )
 
 
-def in_grid_order(layer: Layer, mesh: DeviceMesh) -> tuple[int, ...]:
+def in_grid_order(layer: OnGrid, mesh: DeviceMesh) -> tuple[int, ...]:
     """Ranks of a mesh in this grid's order; the mesh may have the axes in another."""
     names = mesh.mesh_dim_names or ()
     return tuple(mesh.mesh.permute([names.index(axis) for axis in layer.grid]).flatten().tolist())
 
 
-def what_it_says(layer: Layer, mesh: DeviceMesh) -> str:
+def what_it_says(layer: OnGrid, mesh: DeviceMesh) -> str:
     """What a mesh says of itself, in this grid's order: alike on all its ranks, or on none."""
     names, at = mesh.mesh_dim_names or (), mesh.get_coordinate()
     where = at and [at[names.index(axis)] for axis in layer.grid]
     return f"{mesh.device_type} {layer.grid} {in_grid_order(layer, mesh)} at {where}"
 
 
-def join(layer: Layer, mesh: DeviceMesh, end: TorchTransport | None = None) -> Place:
+def join(layer: OnGrid, mesh: DeviceMesh, end: TorchTransport | None = None) -> Place:
     """The place of this rank on a mesh of torch.distributed, made when the mesh is first seen, or has another end."""
     ranks, key = in_grid_order(layer, mesh), what_it_says(layer, mesh)
     if not dist.is_initialized():
@@ -192,7 +201,7 @@ def transport_of(mesh: DeviceMesh) -> Transport:
     return torch_transport(None, mesh.device_type, "convgen") if place is None else place.transport
 
 
-def place_key(layer: Layer, mesh: DeviceMesh) -> str:
+def place_key(layer: OnGrid, mesh: DeviceMesh) -> str:
     """The key by which the ops find this rank's place on a mesh."""
     if not isinstance(mesh, DeviceMesh):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"{layer.name}: mesh= wants a DeviceMesh (init_mesh makes one), got {type(mesh).__name__}")

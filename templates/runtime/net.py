@@ -26,13 +26,12 @@ from .copies import compare_copies, compares
 from .envelope import code_of, enter
 from .here import frame_at, held_at
 from .layout import AxisSize, Box, ranks_of
-from .mesh import Place, make_mesh, place_key, places
+from .mesh import OnGrid, Place, place_key, places
 from .parameters import find_placements
 from .recent import Recent
 from .regions import Where, as_slices, read_region
 from .splits import Distribution, Plain, Split, block_of
 from .tf32 import TAKEN
-from .transport import Transport
 from .travel import RowHere
 
 EMPTY: dict[str, int] = {}
@@ -67,7 +66,7 @@ class Condition(NamedTuple):
     holds: Callable[..., bool]
 
 
-class Net(Plain):
+class Net(OnGrid, Plain):
     """What a package says of its network.
 
     Attributes:
@@ -188,22 +187,10 @@ class Net(Plain):
 
     # ---- For users ----
 
-    def init_mesh(
-        self,
-        device_type: str | None = None,
-        *,
-        ranks: Sequence[int] | None = None,
-        transport: Transport | None = None,
-        timeout: float | None = None,
-        process_group: Any = None,
-    ) -> DeviceMesh:
-        """A DeviceMesh with the network's grid axes, in order, size-1 axes included; as of a layer."""
-        return make_mesh(self, device_type or self.device, ranks, transport, timeout, process_group)  # type: ignore[arg-type]
-
     def place(self, mesh: DeviceMesh) -> Place:
         of, key = self._last
         if of() is not mesh or key not in places:
-            self._last = of, key = weakref.ref(mesh), place_key(self, mesh)  # type: ignore[arg-type]
+            self._last = of, key = weakref.ref(mesh), place_key(self, mesh)
         return places[key] if self.programs is None else self.programs.place(places[key], self.grid)
 
     def here(self, mesh: DeviceMesh) -> RowHere:
