@@ -88,7 +88,8 @@ def test_rows_share_an_operation_where_their_expressions_are_the_same(package: A
     said = importlib.import_module(type(package.NET).__module__)._expression
     same = [lambda N, H: (N, 2 * H), lambda N, H: (N, 2 * H)]
     others = [lambda N, H: (N, 2.0 * H), lambda N, H: (H, 2 * N), lambda N, H: (N, 3 * H), lambda N, H: (N, len((H,)))]
-    around = [lambda N, H, k=k: (N, k * H) for k in (2, 2)] + [lambda N, H: (N, draw * H) for draw in (2,)]
+    k = 2
+    around = [lambda N, H: (N, k * H), lambda N, H: (N, k * H), lambda N, H, by=2: (N, by * H)]
     assert said(same[0]) == said(same[1])
     assert len({said(one) for one in (same[0], *others, *around)}) == 8
 
