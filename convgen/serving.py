@@ -270,11 +270,12 @@ class Served:
         return found
 
     def _taken(self, layout: Layout, known: tuple[int, ...]) -> Choice:
-        """On the rank of the first blocks, which are the largest; where memory is short on one of the middle, too."""
+        """On the rank of the first blocks, which have the most rows; where memory is short on those of the middle and
+        of the ends, too, whose halos are others."""
         import torch
 
         grid = layout.package.NET.grid
-        ends = [(0,) if self.limit_bytes is None else sorted({0, n // 2}) for n in grid.values()]
+        ends = [(0,) if self.limit_bytes is None else sorted({0, n // 2, n - 1}) for n in grid.values()]
         seconds, peak = 0.0, 0
         for at in product(*ends):
             me = 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import importlib
-from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from echo import Echo
 from free_networks import imported
 from test_module_memory import Allocations
 from torch import Tensor, nn
@@ -43,25 +43,6 @@ class Coder(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         return self.decode(z)["sample"]
-
-
-class Echo:
-    """A transport of one thread that is any rank: what comes is zeros, of the right shape."""
-
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
-
-    def meet(self, mine: bytes, ranks: Sequence[int]) -> Any:
-        return lambda: [mine] * len(ranks)
-
-    def all_gather(self, tensor: Tensor, splits: Sequence[int], group: Any) -> Tensor:
-        return tensor.new_zeros(sum(splits))
-
-    def all_reduce(self, tensor: Tensor, splits: Sequence[int], group: Any) -> Tensor:
-        return tensor.clone()
-
-    def exchange(self, tensor: Tensor, splits: tuple[Sequence[int], Sequence[int]], group: Any) -> Tensor:
-        return tensor.new_zeros(sum(splits[1]))
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +81,17 @@ def test_what_was_asked_for_last_is_kept(package: Any) -> None:
     for key in (1, 2, 1, 3, 1, 2):
         assert recent.of(key, lambda key=key: made.append(key) or key, 2) == key
     assert made == [1, 2, 3, 2] and len(recent) == 2
+
+
+def test_rows_share_an_operation_where_their_expressions_are_the_same(package: Any) -> None:
+    """Constants of another type, other letters and what a function has from around are other expressions."""
+    said = importlib.import_module(type(package.NET).__module__)._expression
+    same = [lambda N, H: (N, 2 * H), lambda N, H: (N, 2 * H)]
+    others = [lambda N, H: (N, 2.0 * H), lambda N, H: (H, 2 * N), lambda N, H: (N, 3 * H), lambda N, H: (N, len((H,)))]
+    k = 2
+    around = [lambda N, H: (N, k * H), lambda N, H: (N, k * H), lambda N, H, by=2: (N, by * H)]
+    assert said(same[0]) == said(same[1])
+    assert len({said(one) for one in (same[0], *others, *around)}) == 8
 
 
 def test_hundreds_of_sizes_take_the_memory_of_a_few(package: Any) -> None:

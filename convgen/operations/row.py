@@ -14,7 +14,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
@@ -531,6 +531,7 @@ def numbered(count: int) -> tuple[str, ...]:
     return tuple(f"d{i}" for i in range(count))
 
 
+@cache
 def own(*indices: str | None) -> tuple[Made, ...]:
     """Dimensions that are the blocks of an index each; None: whole."""
     return tuple(WHOLE if i is None else Made((i,)) for i in indices)

@@ -351,6 +351,8 @@ class Sized:
     ) -> None:
         self.net, self.open, self.low, self.mixes = net, known, low, net.mixes or low is not None
         self.apart = object() if alone else None
+        self.boxes_at: dict[Any, Any] = {}  # where blocks of these sizes lie: kept by all rows (here.py)
+        self.operations: dict[Any, Any] = {}  # by their expressions
         self.probes = net.probes
         self.name, self.grid, self.sizes, self.sums, self.device = (
             net.name,

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -29,11 +29,15 @@ from .splits import Distribution, Plain, Side, Split
 from .travel import Chain, Move
 
 
-class Reach:
+class Reach(NamedTuple):
     """A tensor as a row reads it: of some dimensions the rows that a block of an index reads, else blocks."""
 
-    def __init__(self, blocks: Split, windows: tuple[tuple[Relation, int] | None, ...]) -> None:
-        self.blocks, self.tensor, self.windows = blocks, blocks.tensor, windows
+    blocks: Split
+    windows: tuple[tuple[Relation, int] | None, ...]
+
+    @property
+    def tensor(self) -> str:
+        return self.blocks.tensor
 
     def frame(self, layer: Any, at: dict[str, int], batch: int) -> Box:
         box = list(self.blocks.frame(layer, at, batch))
@@ -55,7 +59,7 @@ class Stand(Plain):
         self.row, self.operation, self.signature = row, operation, operation.signatures[row.way]
         self.label = label
         self.name, self.grid, self.sizes, self.sums, self.device = net.name, net.grid, net.sizes, net.sums, net.device
-        self.low = net.low
+        self.low, self.boxes_at = net.low, net.boxes_at  # which depend on sizes and layouts alone
         inputs, results = self.signature.inputs, self.signature.results
         made = [f"{label}.{r.name}" if j else label for j, r in enumerate(results)]
         self.fetch = tuple(self._chain(c, o, f"{label}.{o.name}") for c, o in zip(row.fetch, inputs, strict=True))
@@ -152,11 +156,19 @@ class Stand(Plain):
     def at_rank(self, me: int) -> At:
         """Where the rank at a position stands."""
         if me not in self._ats:
-            here, roles = coordinates(self, me), self.row.roles  # type: ignore[arg-type]
-            self._ats[me] = self.at_blocks(
-                {i: interval(n, 1, roles.get(i, ()), self.sizes, here) for i, n in self.signature.extents}
-            )
+            roles = self.row.roles
+            self._ats[me] = self.at_blocks({i: self._block(n, roles.get(i, ()), me) for i, n in self.signature.extents})
         return self._ats[me]
+
+    def _block(self, extent: int, axes: Axes, me: int) -> tuple[int, int]:
+        """Of an index."""
+        if not axes:
+            return 0, extent
+        key = extent, axes, me
+        if key not in self.boxes_at:
+            here = coordinates(self, me)  # type: ignore[arg-type]
+            self.boxes_at[key] = interval(extent, 1, axes, self.sizes, here)
+        return self.boxes_at[key]
 
     def at_blocks(self, blocks: dict[str, tuple[int, int]]) -> At:
         """Where these blocks of the row's indices stand."""
@@ -267,6 +279,7 @@ class Row:
         # Whoever runs the row at these sizes holds them: what is run no more is forgotten.
         self._stands: weakref.WeakValueDictionary[Any, Stand] = weakref.WeakValueDictionary()
         self._probed: dict[torch.dtype | None, list[Operation]] = {}
+        self._expression = _expression(operation)
         self._asks: bool | None = None  # whether autocast changes arguments of the operation
 
     def _under(self, low: torch.dtype | None, sizes: tuple[int, ...]) -> Operation:
@@ -284,11 +297,23 @@ class Row:
         key = (net.open, label, net.device, net.low, net.apart)
         found = self._stands.get(key)
         if found is None:
-            if net.low not in self._probed:
-                self._probed[net.low] = [self._under(net.low, one) for one in net.probes]
-            operation = self._under(net.low, net.open).for_any(*self._probed[net.low])
+            operation = net.operations.get(self._expression)  # with its signatures
+            if operation is None:
+                if net.low not in self._probed:
+                    self._probed[net.low] = [self._under(net.low, one) for one in net.probes]
+                operation = self._under(net.low, net.open).for_any(*self._probed[net.low])
+                net.operations[self._expression] = operation
             found = self._stands.setdefault(key, Stand(self, operation, net, label))  # one, if threads make it at once
         return found
+
+
+def _expression(operation: Any) -> object:
+    """What is the same for rows whose operations are, at any sizes: the code of a package's lambda, constants with
+    their types; else itself."""
+    code = getattr(operation, "__code__", None)
+    if code is None or operation.__closure__ or operation.__defaults__:
+        return operation
+    return code.co_code, repr(code.co_consts), code.co_names, id(operation.__globals__)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
