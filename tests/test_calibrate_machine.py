@@ -24,7 +24,7 @@ from convgen.calibrate.shapes import SHAPES as SHAPE_LIST
 from convgen.calibrate.write import check_output, machine_text, write_machine
 from convgen.commands.main import cli
 from convgen.compiler import compile_layer
-from convgen.cost.machine_measured import Probe, efficiency_like
+from convgen.cost.machine_measured import Probe, efficiency_like, left_out
 from convgen.cost.machines import load_machine
 from convgen.cost.model import Model
 from convgen.cost.rows import Price
@@ -154,6 +154,7 @@ def test_what_is_written_reads_back(tmp_path: Path, nodes: Nodes) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["m.yaml"]
     text = path.read_text(encoding="utf-8")
     assert "on 2030-01-02" in text and "torch 2.13.0" in text
+    assert "Each by all others, off in the median and at most: forward " in text.replace("\n# ", " ")
     assert text.count("assumed: float32's") == 2  # bfloat16 and float16 of LOCAL
     assert max(map(len, text.splitlines())) <= 120
     assert nodes.text in report_text(found)
@@ -234,6 +235,15 @@ def test_a_convolution_reaches_what_those_like_it_do() -> None:
             abs(math.log(efficiency_like(probes, "forward", (*between, 1, 1))) - wanted) / max(abs(mean - wanted), 0.1)
         )
     assert statistics.median(off) < 0.5
+    held = left_out(probes, "forward")
+    assert len(held) == len(probes)
+    rest = probes[:3] + probes[4:]
+    assert held[3] == efficiency_like(rest, "forward", probes[3].shape) / probes[3].efficiency[0]
+    shuffled = [
+        replace(p, efficiency=q.efficiency) for p, q in zip(probes, rng.sample(probes, len(probes)), strict=True)
+    ]
+    ways = [statistics.median(abs(math.log(r)) for r in of) for of in (held, left_out(tuple(shuffled), "forward"))]
+    assert ways[0] < 0.5 * ways[1]  # where like shapes are no more alike than others nothing can be said of one
     least, most = (pick(p.efficiency[0] for p in probes) for pick in (min, max))
     for far in ((1, 1, 1, 1, 1, 1), (1 << 14, 1 << 14, 121, 1 << 20, 1, 1), (1, 1, 1, 1 << 20, 4096, 64)):
         assert least <= efficiency_like(probes, "forward", far) <= most

@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from textwrap import wrap
 
 from convgen.calibrate.collectives import KINDS, SIZES
@@ -16,6 +17,7 @@ from convgen.calibrate.report import bytes_text, unsteady_text
 from convgen.calibrate.result import DIGITS, NOISY, Calibration
 from convgen.calibrate.shapes import SHAPES
 from convgen.cost.machine import Level, Machine
+from convgen.cost.machine_measured import PHASES, left_out
 from convgen.cost.machines import load_machine
 from convgen.errors import InputError, InternalError
 from convgen.files import check_file
@@ -98,7 +100,14 @@ def _probes(machine: Machine) -> list[str]:
         kinds += f"step: {p.step}, " if p.step > 1 else ""
         shape = f"channels: {p.channels}, filters: {p.filters}, taps: {p.taps}, pixels: {p.pixels}, {kinds}"
         lines.append(f"  - {{{shape}efficiency: [{', '.join(f'{e:g}' for e in p.efficiency)}]}}")
-    return lines
+    return [*_held_out(machine), *lines]
+
+
+def _held_out(machine: Machine) -> list[str]:
+    """How far a share of the peak is off that is interpolated between others."""
+    off = {phase: sorted(abs(r - 1) for r in left_out(machine.probes, phase)) for phase in PHASES}
+    said = [f"{phase.replace('_', '-')} {median(some):.0%} and {some[-1]:.0%}" for phase, some in off.items() if some]
+    return _remark(f"Each by all others, off in the median and at most: {', '.join(said)}.") if said else []
 
 
 def _header(found: Calibration) -> list[str]:

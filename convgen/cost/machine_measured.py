@@ -97,6 +97,13 @@ def efficiency_like(probes: tuple[Probe, ...], phase: str, shape: tuple[float, .
     return min(max(found, min(measured)), max(measured))
 
 
+def left_out(probes: tuple[Probe, ...], phase: str) -> tuple[float, ...]:
+    """Of each probe the share of the peak by those of all others, over its own: what is interpolated, held out."""
+    place = PHASES.index(phase)
+    rests = [(p, probes[:i] + probes[i + 1 :]) for i, p in enumerate(probes)]
+    return tuple(efficiency_like(rest, phase, p.shape) / p.efficiency[place] for p, rest in rests if rest)
+
+
 @lru_cache(maxsize=1 << 6)
 def _kriged(probes: tuple[Probe, ...], phase: str) -> tuple[float, tuple[float, ...]]:
     """The mean of the logarithms, and what each probe's likeness adds to it."""

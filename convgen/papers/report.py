@@ -61,6 +61,7 @@ CAUSES = {
     "cf.fig4": "at 1,024 GPUs hops' latencies are most of a ring's time here, and two segments leave half of the hops",
     "cf.fig7.x": "rows first and stationary-x behind is no named algorithm; the layout by price is cf.fig7.xy",
     "sp.": "on several nodes halos and sums hide less in the text, more so with more GPUs, than they do here",
+    "sp.table2": "on 2,048 GPUs messages of halos are too many to be priced one by one: a bound from above",
     "int.fig4.best": "a roofline never gets slower with more samples; what the text measured does above 256",
     "int.fig6": "computing by a roofline, which the text measured",
     "int.4.ratio": "Eqs. 2 and 3 have three sums against two, which the text's quotient leaves out",
