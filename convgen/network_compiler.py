@@ -430,27 +430,6 @@ def by_samples(compiled: CompiledNetwork, ranks: int) -> Program:
     return _with_statistics(graph, compiled.described, program, statistics, "sample", compiled.target)[2]
 
 
-def of_samples(compiled: CompiledNetwork, batch: int) -> CompiledNetwork:
-    """The same layout, and the same that travels meanwhile, with another number of samples.
-
-    Raises:
-        InputError: the graph is of one number of samples.
-    """
-    graph = compiled.graph
-    if batch != graph.batch and not graph.is_dynamic:
-        raise InputError(f"{graph.name} is of {graph.batch} samples, and no other number", hint="import it again")
-    known = _rows(replace(graph, batch=batch), compiled.target)
-    return replace(
-        compiled,
-        graph=known.graph,
-        described=known.here,
-        plain=program_like(compiled.plain, known.here),
-        program=program_like(compiled.program, known.here),
-        other=program_like(compiled.program, known.many),
-        any_sizes=known,
-    )
-
-
 def _described(graph: Graph, target: Target) -> AnySizes:
     """A graph, and its rows for any sizes."""
     both = sorted({v.name for v in graph.inputs} & {name for name, _ in graph.outputs})

@@ -23,6 +23,7 @@ from convgen.bench.marks import Mark, Recorder, sums
 from convgen.bench.report import bench_json, bench_text, bench_trace, farthest, scaled, scaling_text
 from convgen.bench.rounds import parts, took
 from convgen.bench.run import COMPUTING, MOVING, PLAIN, STEP, Beside, Effort, Subject, bench, beside, weak_batch
+from convgen.bench.samples import of_samples
 from convgen.bench.ways import DDP, MODULE
 from convgen.calibrate.team import Team
 from convgen.commands.main import cli
@@ -30,7 +31,7 @@ from convgen.cost.machines import load_machine
 from convgen.cost.network import volume
 from convgen.cost.timeline import simulate
 from convgen.errors import InputError
-from convgen.network_compiler import MEANWHILE, CompiledNetwork, compile_network, of_samples
+from convgen.network_compiler import MEANWHILE, CompiledNetwork, compile_network
 from convgen.passes.contract import NetworkPass
 from convgen.program.network import label
 from convgen.spec.network_graph import network_graph

@@ -131,7 +131,7 @@ def test_a_layer_has_its_best_grid() -> None:
     samples = compile_layer(layer, machine=machine)
     _, two, eight = found["ranks"]
     assert two["sample_parallelism"]["seconds"] == (
-        schedule_cost(samples.schedule, Model(samples.space, machine, "float32")).seconds()
+        schedule_cost(samples.schedule, Model(samples.space, machine, "float32")).total().seconds
     )
     assert two["plan"]["seconds"] <= two["sample_parallelism"]["seconds"]
     assert two["sample_parallelism"]["memory_bytes"] == 2 * 4 * (2 * 16 * 32 * 32 * 2 + 16 * 16 * 9)

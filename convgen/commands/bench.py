@@ -150,7 +150,7 @@ def _subjects(
         InputError: files can't be compiled, or no grid has as many ranks as there are processes.
     """
     from convgen.bench.run import Subject, weak_batch
-    from convgen.network_compiler import of_samples
+    from convgen.bench.samples import of_samples
 
     of_layers = not are_graphs([file])
     target = options.get("target") or _target(team)

@@ -34,8 +34,10 @@ if TYPE_CHECKING:
     from convgen.algebra.grid import Grid
     from convgen.cost.machine import Machine
     from convgen.explain.planned import Planned
+    from convgen.network_compiler import CompiledNetwork
     from convgen.plan.parts import Keep
     from convgen.plan.setting import Setting
+    from convgen.program.network import Program
     from convgen.spec.graph import Graph
     from convgen.spec.network import Network
     from convgen.spec.target import Target
@@ -97,6 +99,13 @@ class PlanFile(OutputFile):
     "--overlapped/--in-order", default=True, show_default=True,
     help="The shortest step with what travels meanwhile, or with everything one after the other.",
 )  # fmt: skip
+@click.option(
+    "--try", "tried", type=click.IntRange(1, 64), metavar="K",
+    help="Under a launcher: run the K best distinct layouts in turn, and say which is fastest, and how sure that is.",
+)  # fmt: skip
+@click.option(
+    "--seconds", type=Finite(0, 3600, min_open=True), default=5.0, show_default=True, help="Of --try, about, a layout."
+)
 @click.option("--measured", is_flag=True, help="Local kernels as convgen tune measured them on this device.")
 @click.option("--explain", metavar="LAYER", help="Print every step of one layer instead of the table.")
 @click.option(
@@ -146,6 +155,9 @@ def plan_command(
     else:
         network, graph = _read(file, options["batch"], options["dtype"])
     setting, target = _setting(network, graph, options)
+    if options["tried"] is not None and not others:
+        _try(file, network, graph, setting, shown)
+        return
     if others:
         show_network(file, network, graph, setting, shown, _asked())
         return
@@ -299,6 +311,11 @@ def _plan_file(plan: Planned, network: Network | None, target: Target, file: str
         rest = [one for one in plan.layers if one.product is None and one.redistributes]
         others = [(plan.name(one), plan.kind(one), one.reads, one.stored) for one in rest]
         return plan_text(network, plan.program, target, head, plan.found.memory_bytes, others)
+    return _graph_plan(plan.compiled.plain, plan.found.seconds, file, output)
+
+
+def _graph_plan(program: Program, seconds: float, file: str, output: Path) -> str:
+    """The layout of a graph, as it is stored, beside its file."""
     from convgen.plan.program.written import plan_of
     from convgen.spec.network_plan import write_plan
 
@@ -310,11 +327,41 @@ def _plan_file(plan: Planned, network: Network | None, target: Target, file: str
     priced_by = given
     if given.endswith((".yaml", ".yml")) or "/" in given:  # of a file, as seen from the plan's
         priced_by = beside(given)
-    laid_out = plan_of(plan.compiled.plain, beside(file), priced_by, plan.found.seconds)
+    laid_out = plan_of(program, beside(file), priced_by, seconds)
     return write_plan(replace(laid_out, dtype=params["dtype"] or ""), (_command(Path(file).name),))
 
 
-SHOWN = ("output", "explain", "plot", "as_json")  # options that say what becomes of a plan, not which
+def _try(file: str, network: Network | None, graph: Graph, setting: Setting, shown: dict[str, Any]) -> None:
+    """The layouts of --try, run; the fastest is the plan that -o writes."""
+    from convgen.commands.plan_try import try_plans
+    from convgen.spec.graph_file import read_constants
+    from convgen.spec.source import locate
+
+    output: Path | None = shown["output"]
+    for name, flag in (("explain", "--explain"), ("plot", "--plot"), ("grid", "--grid")):
+        if shown[name] is not None:
+            raise InputError(f"{flag} is of one modelled plan, and --try runs several", hint=f"without {flag}")
+    if output is not None and network is not None:
+        fact = f"-o: what --try runs are packages of the whole network, and {file}, by hand, is planned as its layers"
+        raise InputError(fact, hint="convgen import of it, and that file")
+    tensors = read_constants(file, graph) if network is None and not is_factory(file) else {}
+
+    def write(compiled: CompiledNetwork, seconds: float) -> None:
+        assert output is not None
+        write_file(output, _graph_plan(compiled.plain, seconds, file, output), "-o")
+        click.echo(str(output), err=True)
+
+    try:
+        try_plans(
+            graph, tensors, shown["ranks"][0], setting, shown["tried"], shown["seconds"],
+            as_json=shown["as_json"], write=None if output is None else write,
+        )  # fmt: skip
+    except InputError as error:
+        raise locate(error, graph.source_file) from None
+
+
+# Options that say what becomes of a plan, not which.
+SHOWN = ("output", "explain", "plot", "as_json", "tried", "seconds")
 
 
 def _command(file: str) -> str:

@@ -1,0 +1,188 @@
+"""The best layouts by the model, run in turn for a while: which of them is fastest here, and how sure that is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from convgen.algebra.grid import Grid
+from convgen.bench.marks import Clock
+from convgen.bench.rounds import Took, interleaved, took
+from convgen.bench.ways import package_way
+from convgen.calibrate.team import Team
+from convgen.cost.timeline import simulate
+from convgen.errors import InputError
+from convgen.explain.planned_scaling import memory_bytes
+from convgen.network_compiler import CompiledNetwork, by_samples, compile_network, compile_plan, plan_graph
+from convgen.plan.program.by_timeline import with_links
+from convgen.plan.program.ranks import grids_of
+from convgen.plan.program.written import plan_of
+from convgen.plan.setting import Setting
+from convgen.program.network import Program
+from convgen.spec.graph import Graph
+from convgen.spec.target import Target
+from convgen.spec.text import aligned, number_of
+
+WARM, LEAST, MOST = 3, 5, 300  # rounds: that don't count, and the fewest and most that do
+LINKS = (0.25, 4.0)  # as if links were so many times as fast: layouts that move less, or more
+DRAWN = 2000  # resamples of the rounds
+LETTERS = ("N", "D", "H", "W", "C", "F")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A layout.
+
+    Attributes:
+        name: where it is from.
+        seconds: modelled, with what travels meanwhile.
+    """
+
+    name: str
+    compiled: CompiledNetwork
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A candidate that has been run.
+
+    Attributes:
+        fastest: the share of resamples of the rounds in which its median is the least.
+    """
+
+    candidate: Candidate
+    took: Took
+    fastest: float
+
+
+def candidates(
+    graph: Graph, ranks: int, setting: Setting, target: Target, count: int, tell: Callable[[str], None] = lambda _: None
+) -> list[Candidate]:
+    """The best distinct layouts that are found, by the model, the best first.
+
+    Raises:
+        InputError: nothing that is searched fits the memory, or the ranks can't be used.
+    """
+    machine, room, found = setting.machine, setting.bounded, list[Candidate]()
+    dtype = setting.dtype
+    for name, program in _programs(graph, ranks, setting, tell):
+        if room.memory_bytes is not None and memory_bytes(program, room) > room.memory_bytes:
+            continue
+        compiled = compile_plan(graph, plan_of(program, ""), overlap=machine, target=target)
+        if any(compiled.plain == other.compiled.plain for other in found):
+            continue
+        step = simulate(compiled.program, machine, dtype or compiled.dtype, alike=True).end_s
+        found.append(Candidate(name, compiled, step))
+    return sorted(found, key=lambda one: one.seconds)[:count]
+
+
+def _programs(graph: Graph, ranks: int, setting: Setting, tell: Callable[[str], None]) -> Iterator[tuple[str, Program]]:
+    """The plan; plans of the grids, also for other links; letters over all ranks."""
+    tell(f"planning {number_of(ranks, 'rank')}")
+    compiled, plan = plan_graph(graph, ranks, setting)
+    yield "plan", plan.program
+    if ranks <= graph.batch:
+        yield "samples", by_samples(compiled, ranks)
+    for grid in grids_of(ranks, setting.machine):
+        for times in (1.0, *LINKS):
+            tell(f"planning {grid}, links {times:g} times as fast")
+            machine = setting.machine if times == 1 else with_links(setting.machine, times)
+            with suppress(InputError):
+                said = f"{grid}" + f", links {times:g} x" * (times != 1)
+                yield said, plan_graph(graph, ranks, replace(setting, machine=machine), grid)[1].program
+    for letter in LETTERS:
+        with suppress(InputError):
+            grid = Grid(((letter, ranks),))
+            one = compile_network(graph, grid, machine=setting.machine, statistics=setting.statistics, passes=())
+            if not one.idle_axes:
+                yield f"{letter}={ranks}", one.plain
+
+
+def run_in_turn(
+    team: Team, tried: Sequence[Candidate], tensors: Mapping[str, Tensor], folder: Path, seconds: float
+) -> list[Tried]:
+    """Every candidate for about so many seconds, in turn; the same on all ranks, the fastest first."""
+    clock = Clock(team.device)
+    ways = {
+        f"{i}": package_way(
+            one.name, one.compiled, one.compiled.program, tensors, folder / f"try{i}", team.device, team.rank
+        )
+        for i, one in enumerate(tried)
+    }
+    start = time.perf_counter()
+    interleaved(team, clock, ways, 1, WARM)
+    round_s = (time.perf_counter() - start) / (WARM + 1)
+    rounds = max(LEAST, min(MOST, int(seconds * len(tried) / round_s)))
+    found = interleaved(team, clock, ways, int(team.gather(rounds)[0]), 0)
+    steps = {name: one.sum(axis=-1) for name, one in found.items()}  # [ranks, rounds]
+    shares = sure([steps[name].max(axis=0) for name in ways])
+    done = [Tried(one, took(steps[f"{i}"]), shares[i]) for i, one in enumerate(tried)]
+    return sorted(done, key=lambda one: one.took.median)
+
+
+def sure(rounds: Sequence[NDArray[np.float64]]) -> list[float]:
+    """How often each has the least median, where rounds are drawn again with replacement (Efron's bootstrap).
+
+    Args:
+        rounds: of each what the slowest rank took, round by round: those of one round were beside each other.
+    """
+    seconds = np.stack(rounds)
+    draw = np.random.default_rng(0)
+    picked = draw.integers(0, seconds.shape[1], (DRAWN, seconds.shape[1]))
+    medians = np.median(seconds[:, picked], axis=2)  # [candidates, resamples]
+    least = np.bincount(medians.argmin(axis=0), minlength=len(rounds))
+    return [float(n) / DRAWN for n in least]
+
+
+def tried_text(found: Sequence[Tried], ranks: int, machine: str) -> str:
+    """A line a layout, the fastest first, and what to think of it."""
+    best = found[0]
+    name = best.candidate.compiled.graph.name
+    rows: list[tuple[str, ...]] = [("layout", "grid", "modelled ms", "measured ms", "p20 to p80", "ratio", "fastest")]
+    for one in found:
+        step, modelled = one.took, one.candidate.seconds
+        rows.append(
+            (
+                one.candidate.name,
+                f"{one.candidate.compiled.program.grid}",
+                f"{modelled * 1e3:.3f}",
+                f"{step.median * 1e3:.3f}",
+                f"{step.p20 * 1e3:.3f} to {step.p80 * 1e3:.3f}",
+                f"{modelled / step.median:.2f}",
+                f"{one.fastest:.0%}",
+            )
+        )
+    modelled = min(found, key=lambda one: one.candidate.seconds)
+    head = f"{name}: {number_of(len(found), 'layout')} on {number_of(ranks, 'rank')}, modelled on {machine}"
+    lines = [head, *aligned(rows, range(2, 7))]
+    lines.append(f"fastest {best.candidate.name}: it is so in {best.fastest:.0%} of resamples of the rounds")
+    if modelled is not best:
+        more = modelled.took.median / best.took.median - 1
+        lines.append(f"modelled {modelled.candidate.name}, which takes {more:.1%} longer")
+    return "\n".join(lines)
+
+
+def tried_json(found: Sequence[Tried]) -> list[dict[str, Any]]:
+    """The same as plain data."""
+    return [
+        {
+            "layout": one.candidate.name,
+            "grid": one.candidate.compiled.program.grid.plain,
+            "modelled_s": one.candidate.seconds,
+            "seconds": one.took.median,
+            "p20": one.took.p20,
+            "p80": one.took.p80,
+            "by_rank": [*one.took.by_rank],
+            "fastest": one.fastest,
+        }
+        for one in found
+    ]

@@ -1,0 +1,82 @@
+"""`convgen plan --try K`, on every rank by a launcher: the best layouts are run, and the fastest is the plan."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from convgen.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from convgen.network_compiler import CompiledNetwork
+    from convgen.plan.setting import Setting
+    from convgen.spec.graph import Graph
+
+LAUNCH = "torchrun --nproc-per-node {ranks} -m convgen plan ... --ranks {ranks} --try {count}"
+
+
+def try_plans(
+    graph: Graph,
+    tensors: Mapping[str, Tensor],
+    ranks: int,
+    setting: Setting,
+    count: int,
+    seconds: float,
+    *,
+    as_json: bool,
+    write: Callable[[CompiledNetwork, float], None] | None,
+) -> None:
+    """Plan, run and print.
+
+    Args:
+        tensors: the graph's constants.
+        seconds: of running, about, a layout.
+        write: is given the fastest, on rank 0, and its measured seconds.
+    Raises:
+        InputError: no launcher has started as many ranks, or there is no plan.
+    """
+    world = os.environ.get("WORLD_SIZE", "")
+    if not world.isdecimal() or int(world) != ranks:
+        here = f"{world} processes are here" if world.isdecimal() else "no launcher has started any"
+        hint = LAUNCH.format(ranks=ranks, count=count)
+        raise InputError(f"--try runs layouts on {ranks} ranks, and {here}", hint=hint)
+    import torch
+
+    from convgen.bench.tried import candidates, run_in_turn, tried_json, tried_text
+    from convgen.calibrate.team import LostRank, joined
+    from convgen.spec.target import read_target
+    from convgen.tune.gpu import this_gpu
+
+    try:
+        with joined("cuda" if torch.cuda.is_available() else "cpu") as team:
+            gpu = this_gpu() if team.device.type == "cuda" else None
+            target = read_target("cpu" if gpu is None else gpu.target).for_networks()
+
+            def tell(text: str) -> None:
+                if team.rank == 0:
+                    click.echo(text, err=True)
+
+            some = candidates(graph, ranks, setting, target, count, tell)
+            tell(f"running {len(some)} layouts")
+            with tempfile.TemporaryDirectory(prefix="convgen-try-") as folder:
+                found = run_in_turn(team, some, tensors, Path(folder), seconds)
+    except LostRank:
+        raise
+    except InputError:
+        if os.environ.get("LOCAL_RANK", "0") != "0":  # refused on all ranks alike: one message a node
+            raise SystemExit(2) from None
+        raise
+    if team.rank != 0:
+        return
+    machine = setting.machine.name
+    click.echo(json.dumps(tried_json(found), indent=1) if as_json else tried_text(found, ranks, machine))
+    if write is not None:
+        write(found[0].candidate.compiled, found[0].took.median)
