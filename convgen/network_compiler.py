@@ -46,7 +46,7 @@ from convgen.plan.parts import Parts, Tensor
 from convgen.plan.program.by_timeline import by_timeline
 from convgen.plan.program.edited import ProgramText, in_flight, laid_out, refuse_forms
 from convgen.plan.program.overlapped import overlapped
-from convgen.plan.program.ranks import NetworkPlan, check_ranks, plan_counted, plan_network, widened
+from convgen.plan.program.ranks import NetworkPlan, check_ranks, plan_counted, plan_network, polished, widened
 from convgen.plan.program.refusal import refusal
 from convgen.plan.program.search import TooLittleMemory
 from convgen.plan.program.written import program_of
@@ -390,7 +390,7 @@ def plan_graph(
 
     def on_one(grid: Grid, machine: Machine) -> NetworkPlan:
         found = plan_network(parts, [grid], machine, dtype, room, setting.recompute)
-        return widened(found, ranks, setting.machine, dtype)
+        return widened(polished(found, machine, dtype), ranks, setting.machine, dtype)
 
     try:
         if grid is not None:

@@ -266,7 +266,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert lines[0].split()[:5] == ["layer", "x", "w", "y", "roles"]
     assert [line.split()[0] for line in lines[1:4]] == ["conv1", "conv2", "conv3"]
     assert (tmp_path / "p.png").stat().st_size > 10_000
-    data = json.loads(run("--ranks", "4", "--json").output)
+    data = json.loads(run("--ranks", "4", "--in-order", "--json").output)
     assert data["seconds"] == pytest.approx(sum(s["seconds"] for n in data["nodes"] for s in n["steps"]))
     assert data["memory_bytes"] == data["other_memory_bytes"] + sum(n["memory_bytes"] for n in data["nodes"])
     assert data["heuristic_seconds"] >= data["seconds"]
@@ -275,7 +275,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert data["sample_parallelism"]["overlapped_seconds"] == pytest.approx(meanwhile)
     assert meanwhile < data["sample_parallelism"]["seconds"]
     assert {n["name"]: n["kind"] for n in data["nodes"]}["pool5_flatten"] == "flatten"
-    explained = run("--ranks", "4", "--explain", "conv2").output
+    explained = run("--ranks", "4", "--in-order", "--explain", "conv2").output
     assert "conv_backward_filter" in explained
     assert "the whole plan would take" in explained
     done = CliRunner().invoke(cli, ["compile", str(file), "-o", str(tmp_path), "--target", "cpu"])

@@ -1,7 +1,4 @@
-"""A plan's seconds are those of its program on its ranks, and more ranks are never planned slower.
-
-`python bench/plans.py price` draws many of the same.
-"""
+"""A plan's seconds are those of its program on its ranks, and more ranks are never planned slower."""
 
 from __future__ import annotations
 

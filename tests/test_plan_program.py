@@ -229,3 +229,30 @@ def test_options_of_memory_are_honoured_or_refused(tmp_path: Path) -> None:
     refused = CliRunner().invoke(cli, [*words, "--keep", "every", "--recompute"])
     assert isinstance(refused.exception, InputError)
     assert "keep is every" in refused.exception.fact
+
+
+class Depthwise(nn.Module):
+    """Nothing travels for it where channels are split."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(32, 32, 1, groups=32), nn.BatchNorm2d(32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.norm(self.conv(x)))
+
+
+def test_running_statistics_lie_as_moments_do(tmp_path: Path) -> None:
+    """Where channels are split they are, too: nothing is gathered for them, and they are right."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        module = Depthwise()
+        x = torch.randn(2, 32, 2, 1)
+        graph, _ = graph_of(module, (x,), name="net")
+        slow = replace(LASSEN, launch_s=1e-9, peak_flops=(("float64", 1e8),))
+        compiled, plan = plan_graph(graph, 4, Setting(machine=slow))
+        means = {n: v.stored for n, v in plan.program.values.items() if "running_mean" in n}
+        assert len(means) == 2 and all(any(stored) for stored in means.values()), means
+        compare(module, x, imported(compiled.package().files, tmp_path), plan.program.grid, compiled.program)
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -27,14 +27,15 @@ FACTORS = (2, 3, 5, 7)
 
 @dataclass(frozen=True)
 class Patience:
-    """How many counts in a row that don't pay, by rough plans, end the search; and how many counts are planned with all
-    candidates."""
+    """How many counts in a row that don't pay, by rough plans, end the search; how many counts are planned with all
+    candidates; and up to which number all are looked at."""
 
     poor: int
     thorough: int
+    low: int
 
 
-LITTLE, MUCH = Patience(2, 3), Patience(64, 12)  # of networks that take long to plan, and of others
+LITTLE, MUCH = Patience(2, 3, 0), Patience(64, 12, 8)  # of networks that take long to plan, and of others
 
 Plan = TypeVar("Plan")
 
@@ -69,7 +70,7 @@ def on_fewer(
 
     look(coarse(ranks))
     middle = min(rough, key=lambda count: (rough[count], -count))
-    look(count for count in counts(ranks) if middle / 2 < count < 2 * middle)
+    look(count for count in counts(ranks) if middle / 2 < count < 2 * middle or count <= patience.low)
     best: tuple[int, Plan] | None = None
     most = NOISE * min(rough.values())
     likely = sorted((count for count in rough if rough[count] <= most), key=lambda count: (rough[count], -count))

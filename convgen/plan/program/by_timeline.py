@@ -2,7 +2,8 @@
 
 The search (search.py) adds up seconds, and what is hidden is not a sum. So it searches again, on the grid of the best
 plan, as if links were faster: layouts come up that move more and compute less. Each layout gets what its own timeline
-takes (overlapped.py) on the machine as it is, and the shortest step wins: never longer than that of the plan by sums.
+takes (overlapped.py) on the machine as it is, and the shortest step wins where it is shorter by half a percent: never
+longer than that of the plan by sums.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import replace
 from convgen.cost.machine import Machine
 from convgen.cost.rows import program_cost
 from convgen.cost.timeline import simulate
-from convgen.plan.program.overlapped import overlapped
+from convgen.plan.program.overlapped import WORTH, overlapped
 from convgen.plan.program.ranks import NetworkPlan, StepSeconds
 from convgen.program.network import Program
 
@@ -34,7 +35,7 @@ def by_timeline(
         other = search(with_links(machine, times))
         if other.program in (plan.program, best.program):
             continue
-        if (seconds := overlapped_s(other.program, machine, dtype)) < least:
+        if (seconds := overlapped_s(other.program, machine, dtype)) < WORTH * least:
             own = program_cost(other.program, machine, dtype).seconds
             # Runners-up and the heuristic are of other machines.
             best = replace(other, seconds=own, tried=plan.tried, runner_up={}, heuristic=None)

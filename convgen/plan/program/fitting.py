@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from convgen.cost.every_output import every_output
 from convgen.cost.machine import Machine
 from convgen.cost.network_memory import MemoryWalk, fullest
 from convgen.cost.rows import price_on, row_cost
@@ -103,6 +104,13 @@ def _recomputed(one: Fitted, budget: int, states: int, machine: Machine, dtype: 
         time_ps = one.found.time_ps + sum(takes[s] for s in chosen)
         # Of another rank, it may be.
         yield _walked(replace(one.found, program=again, time_ps=time_ps, runner_up={}, heuristic=None), states)
+
+
+def counted(found: Found, room: Room) -> Fitted:
+    """Of any program, what its fullest rank holds, counted as the room says."""
+    if room.keep == "needed":
+        return _walked(found, room.states)
+    return Fitted(found, sum(one.bytes for one in every_output(found.program, room.parameter_bytes)))
 
 
 def _walked(found: Found, states: int) -> Fitted:

@@ -10,6 +10,7 @@ from heapq import heappop, heappush
 from convgen.algebra.index_sets import IndexSets
 from convgen.algebra.layout import Layout
 from convgen.algebra.signature import Operand, Signature
+from convgen.cost.moving import PICOSECONDS
 from convgen.cost.rows import Price
 from convgen.operations.row import Operation
 from convgen.plan.program.candidates import Roles, Way, made, wanted
@@ -17,11 +18,12 @@ from convgen.plan.program.every_way import every_way
 from convgen.program.rows import Stored, kept
 
 MOST = 6
+MESSAGES = 4
 MOST_SLOWER = 3  # a way whose local work takes more than so many times the fastest's is not looked at
 
 
 def best_ways(operation: Operation, price: Price, parameters: tuple[str, ...], count: int) -> tuple[Way, ...]:
-    """The best of all ways of a product, at most `MOST`.
+    """The best of all ways of a product, at most `MOST`; and not to split it at all, where that takes little longer.
 
     Args:
         parameters: by operand, if it is one, the type in which its gradient is summed; else "".
@@ -38,7 +40,19 @@ def _best(operation: Operation, price: Price, parameters: tuple[str, ...], count
         if worst is not None and least > worst:
             break
         best = sorted([*best, (own.whole(least, way, worst), number, way)])[:count]
-    return tuple(way for _, _, way in best)
+    found = tuple(way for _, _, way in best)
+    return found if _WHOLE in found or not _is_small(operation, price, ways.fastest) else (*found, _WHOLE)
+
+
+_WHOLE: Way = (0, ())
+
+
+def _is_small(operation: Operation, price: Price, fastest: int) -> bool:
+    """Whether to compute all of it on every rank takes no longer, by more than a few messages do, than to split it."""
+    if operation.signatures[0].reduction == "max":
+        return False
+    latency_s = max(level.latency_s for level in price.machine.levels)
+    return (price.local(operation, 0, {}) - fastest) / PICOSECONDS <= MESSAGES * latency_s
 
 
 class _ByLeast:
@@ -47,6 +61,7 @@ class _ByLeast:
     def __init__(self, operation: Operation, price: Price, parameters: tuple[str, ...]) -> None:
         self.own = _OwnPrice(operation, price, parameters)
         by_work = sorted((local, i, way) for i, (local, way) in enumerate(every_way(operation, price, MOST_SLOWER)))
+        self.fastest = min((local for local, _, _ in by_work), default=0)
         self.waiting, self.sorted = iter(by_work), list[tuple[int, int, Way]]()
         self.next = next(self.waiting, None)
         self.seen: list[tuple[int, int, Way]] = []  # a heap

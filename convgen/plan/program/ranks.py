@@ -22,7 +22,8 @@ from convgen.plan.fewer import LITTLE, MUCH, on_fewer, with_idle
 from convgen.plan.letters import lay_out
 from convgen.plan.parts import ANY, Parts, Room
 from convgen.plan.program.candidates import Way
-from convgen.plan.program.fitting import Fitted, fitted
+from convgen.plan.program.fitting import Fitted, counted, fitted
+from convgen.plan.program.nearby import improved
 from convgen.plan.program.search import Effort, Found, Search, TooLittleMemory
 from convgen.plan.program.written import plan_of, program_of
 from convgen.program.network import Program
@@ -30,6 +31,7 @@ from convgen.spec.placement import MAX_RANKS
 
 SCOUT = Effort(ways=2, others=6, stored=5, parameters=3, apart=False)
 LAYOUTS = 2  # that are looked for until statistics by parts and the best layout agree
+NEAR, MOST_NEAR = 40, 4000  # layouts near a plan that are looked at: for each row, and in all
 SMALL = 40  # operations, of networks that are planned for many numbers of working ranks
 SCOUTED = 2  # grids, the most even ones: a role may have several axes, so that uneven splits are had on them too
 
@@ -274,7 +276,30 @@ def plan_counted(
 
     patience = MUCH if len({bound.operation for bound in parts.rows}) <= SMALL else LITTLE
     best = on_fewer(ranks, planned, lambda plan: plan.seconds, roughly, lambda count: of_one() / count, patience)
-    return widened(best[1], ranks, machine, dtype)
+    return widened(polished(best[1], machine, dtype), ranks, machine, dtype)
+
+
+def polished(plan: NetworkPlan, machine: Machine, dtype: str) -> NetworkPlan:
+    """A plan, or a better one near it that takes no more memory than there is (plan/program/nearby.py).
+
+    Not where rows are given, blocks are computed again, or types are those under autocast.
+    """
+    program, parts = plan.program, plan.parts
+    if parts is None or parts.given or program.again or program.autocast:
+        return plan
+    frozen = {*parts.fixed, *(parts.parted(program, True).fixed if parts.parted is not None else ())}
+    draws = min(NEAR * len(program.rows), MOST_NEAR)
+    better, ps = improved(program, machine, dtype, draws, frozen, of_inputs=parts.of_inputs)
+    saved = plan.seconds - ps / PICOSECONDS
+    if saved <= 0:
+        return plan
+    fits = counted(Found(better, ps, 0, 0, 0, {}), plan.room)
+    if plan.room.memory_bytes is not None and fits.peak > plan.room.memory_bytes:
+        return plan
+    second = {i: (way, more + saved) for i, (way, more) in plan.runner_up.items()}
+    return replace(
+        plan, program=better, seconds=ps / PICOSECONDS, memory_bytes=fits.peak, walk=fits.walk, runner_up=second
+    )
 
 
 def widened(plan: NetworkPlan, ranks: int, machine: Machine, dtype: str) -> NetworkPlan:

@@ -63,6 +63,7 @@ class Effort:
 
 THOROUGH = Effort()
 LIMIT = 1 << 62
+FLAT = 2  # dimensions of values that may always be copies, too: of features and statistics, which are small
 
 
 @dataclass(frozen=True)
@@ -167,7 +168,10 @@ class Search:
         free = {n: t.kind for n, t in self.tensors.items() if n not in self.placed.stored}
         self.own = {n for n, kind in free.items() if kind == "parameter" and readers.get(n) == 1}
         self.fixed = {n for n, kind in free.items() if kind in GIVEN and n not in self.own}
-        self.fixed |= {v for _, v in self.updates}
+        # A buffer lies as what it becomes does: one variable, which is the latter's.
+        both = [(b, v) for b, v in self.updates if not {b, v} & self.given.keys() and self.tensors[v].kind == "made"]
+        self.becomes = {b: v for b, v in both if readers.get(b) == 1}
+        self.fixed |= {v for b, v in self.updates if b not in self.becomes}
         self.asked = _asked_on(self.price) if price is None else Asked()
         kinds = {n: (t.kind, t.dtype in FLOATS) for n, t in self.tensors.items()}
         own = differentiable(kinds, self.rows, of_inputs=parts.of_inputs)
@@ -176,8 +180,9 @@ class Search:
         self._bytes: dict[object, Table] = {}
         self.shown = outputs_of_layers(self.rows, self.outputs)
         self.domains = self._domains()
-        self.variables = [n for n, d in self.domains.items() if len(d) > 1]
+        self.variables = [n for n, d in self.domains.items() if len(d) > 1 and n not in self.becomes]
         self.number = {n: i for i, n in enumerate(self.variables)}
+        self.number |= {b: self.number[v] for b, v in self.becomes.items() if v in self.number}
 
     def _typed(self) -> tuple[Mapping[str, str], tuple[RowTypes, ...]]:
         """Types of values, and of what rows move."""
@@ -202,7 +207,8 @@ class Search:
         for shape, counted in votes(self.ways, self.rows, values).items():
             best = [s for s, _ in sorted(counted.items(), key=lambda item: (-item[1], item[0]))]
             fitting = [s for s in best if without_idle(s, shape, self.bare)]
-            liked[shape] = tuple((fitting or best)[: self.effort.stored])
+            more = (((),) * len(shape),) if len(shape) <= FLAT else ()
+            liked[shape] = tuple(dict.fromkeys([*(fitting or best)[: self.effort.stored], *more]))
         domains = {n: liked[shape] for n, shape in values.items() if shape in liked}
         for n in self.fixed:
             domains[n] = (((),) * len(self.tensors[n].shape),)
@@ -210,6 +216,9 @@ class Search:
         domains |= {n: tuple(dict.fromkeys((stored, *domains.get(n, ())))) for n, stored in given.items()}
         for bound in self.rows:
             self._follow(bound, domains)
+        for buffer, value in self.becomes.items():
+            copies = ((),) * len(values[value])
+            domains[buffer] = domains[value] = tuple(dict.fromkeys((copies, *domains.get(value, ()))))
         domains |= {n: (stored,) for n, stored in given.items()}  # what follows may be stored as if it were not given
         for n, shape in values.items():
             domains.setdefault(n, (((),) * len(shape),))
@@ -233,7 +242,9 @@ class Search:
         for v, options in found.items():
             shape = self.tensors[v].shape
             fitting = [s for s in options if without_idle(s, shape, self.bare)]
-            domains[v] = tuple(fitting[: self.effort.stored]) or (((),) * len(shape),)
+            copies = ((),) * len(shape)
+            more = (copies,) if len(shape) <= FLAT else ()
+            domains[v] = tuple(dict.fromkeys((*fitting[: self.effort.stored], *more))) or (copies,)
 
     def question(self, i: int) -> Question:
         """The same object for rows that are alike, of other searches, too."""
@@ -509,7 +520,7 @@ class Search:
     def places(self, i: int) -> list[str]:
         """Values of a row's table, in its order."""
         bound = self.rows[i]
-        return [v for v in bound.reads if v not in self.own] + list(bound.makes)
+        return [self.becomes.get(v, v) for v in bound.reads if v not in self.own] + list(bound.makes)
 
     def _factor(self, i: int, over: Table) -> tuple[tuple[int, ...], Any]:
         """A row's table over variables, ascending; of a value that is read twice, the diagonal."""

@@ -1,0 +1,53 @@
+"""Layouts near a plan's: what they cost is their program's price, and few of them are better than the plan."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+from sampling import draws
+from test_plan_by_hand import branched
+from test_plan_price import a_machine
+
+from convgen.cost.rows import program_cost
+from convgen.network_compiler import plan_graph
+from convgen.plan.program.nearby import Nearby
+from convgen.plan.program.written import plan_of, program_of
+from convgen.plan.setting import Setting
+from convgen.spec.network_graph import network_graph
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
+
+from adversary import GAP, annealed
+
+
+def test_draws_cost_what_their_programs_do() -> None:
+    """And a plan's file says them."""
+    for number in range(draws(4)):
+        draw = Random(f"near {number}")
+        machine, graph = replace(a_machine(draw), hides_gradients=False), network_graph(branched(draw, 2))
+        plan = plan_graph(graph, draw.choice((2, 4, 6)), Setting(machine=machine))[1]
+        near, taken = Nearby(plan.program, machine, "float32"), 0
+        for _ in range(60):
+            before = near.time_ps
+            if (change := near.draw(draw)) is not None:
+                near.take(change)
+                taken += 1
+                assert near.time_ps == before + change.more_ps
+        program = near.program
+        assert taken > 20
+        assert program_cost(program, machine, "float32").time_ps == near.time_ps
+        assert plan.parts is not None
+        assert program_of(plan_of(program, ""), plan.parts).rows == program.rows
+
+
+def test_annealing_finds_nothing_better() -> None:
+    """`python bench/adversary.py` looks at more networks, real ones too, and at more layouts of each."""
+    for number in range(draws(4)):
+        draw = Random(f"adversary {number}")
+        machine, ranks = replace(a_machine(draw), hides_gradients=False), draw.choice((2, 4, 6, 8, 12, 16))
+        plan = plan_graph(network_graph(branched(draw, draw.randint(1, 5))), ranks, Setting(machine=machine))[1]
+        best_ps = annealed(plan.program, machine, "float32", 300, Random(f"annealing {number}"))
+        assert best_ps * 1e-12 >= plan.seconds * (1 - GAP), number
