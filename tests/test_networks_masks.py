@@ -89,11 +89,11 @@ def test_drawn_networks_are_right(seed: int) -> None:
 
 
 class Each(nn.Module):
-    """Every activation, between a norm and a convolution; then what keeps them apart."""
+    """Every activation, between a pooling and a convolution; then what keeps them apart."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.norms = nn.ModuleList(nn.BatchNorm2d(8) for _ in range(9))
+        self.norms = nn.ModuleList(nn.MaxPool2d(3, 1, 1) for _ in range(9))
         self.acts = nn.ModuleList(a() for a in ACTIVATIONS)
         self.convs = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1, bias=False) for _ in range(8))
         self.grouped = nn.Conv2d(8, 8, 1, groups=2, bias=False)
