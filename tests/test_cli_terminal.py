@@ -108,7 +108,7 @@ def test_names_are_completed() -> None:
         return [one.value for one in completed(*words)]
 
     assert values("sim") == ["simulate"]
-    assert values("plan", "x.yaml", "--machine", "la") == ["lassen"]
+    assert values("plan", "x.yaml", "--machine", "la") == ["lassen", "lassen_lbann"]
     assert "cpu" in values("compile", "x.yaml", "--machine", "")
     assert values("check", "x.yaml", "--algorithm", "stationary-") == [f"stationary-{k}" for k in "xyw"]
     assert "auto" in values("simulate", "x.yaml", "--algorithm", "")
