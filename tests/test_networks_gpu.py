@@ -257,9 +257,10 @@ def test_a_step_launches_kernels_and_stays_on_the_device(
 def test_a_tensor_elsewhere_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, tensors = compiled(resnet, {"N": 2})
     with loaded(one, tensors, tmp_path) as package:
-        normalised = runtime_of(package).normalised
-        elsewhere = lambda x, *rest: normalised(x, *rest) + torch.zeros(x.shape)  # noqa: E731
-        monkeypatch.setattr(runtime_of(package), "normalised", elsewhere)
+        norms = runtime_of(package).NormByKernels
+        made = norms._made
+        elsewhere = lambda self, kept, *rest: made(self, kept, *rest) + torch.zeros(kept[0].shape)  # noqa: E731
+        monkeypatch.setattr(norms, "_made", elsewhere)
         with pytest.raises(Exception, match="device"):
             step_on_no_device(package, monkeypatch)
 

@@ -18,17 +18,19 @@ class Splits:
         rows: whose work it splits.
         activations: bytes of what rows make that lie in blocks over it, of all bytes that rows make; 0 to 1.
         parameters: the same of parameters.
+        little: whether it is of rows that make a few numbers a channel, and of buffers, alone.
     """
 
     ranks: int
     rows: int
     activations: float
     parameters: float
+    little: bool = True
 
     @property
     def idle(self) -> bool:
-        """Ranks that differ in this axis alone hold and compute the same."""
-        return self.ranks > 1 and not (self.rows or self.activations or self.parameters)
+        """Ranks that differ in this axis alone hold and compute the same, but for numbers of channels."""
+        return self.ranks > 1 and self.little and not self.parameters
 
 
 def split_shares(program: Program) -> dict[str, Splits]:
@@ -37,14 +39,17 @@ def split_shares(program: Program) -> dict[str, Splits]:
     Example:
         >>> from convgen.algebra.grid import Grid
         >>> split_shares(Program(name="none", grid=Grid((("N", 2),)), values={}, rows=(), updates=(), outputs=()))
-        {'N': Splits(ranks=2, rows=0, activations=0.0, parameters=0.0)}
+        {'N': Splits(ranks=2, rows=0, activations=0.0, parameters=0.0, little=True)}
     """
     values = [replace(v, dtype=program.types[n]) for n, v in program.values.items()]
     made, held = ([v for v in values if v.kind == kind] for kind in ("made", "parameter"))
+    renewed = {value for _, value in program.updates}
+    others = [v for v in made if v.name not in renewed]
     found: dict[str, Splits] = {}
     for axis, ranks in program.grid.axes:
-        rows = sum(any(axis in axes for _, axes in row.roles) for row in program.rows)
-        found[axis] = Splits(ranks, rows, _share(axis, made), _share(axis, held))
+        rows = [row for row in program.rows if any(axis in axes for _, axes in row.roles)]
+        little = all(row.bound.operation.rides for row in rows) and not _share(axis, others)
+        found[axis] = Splits(ranks, len(rows), _share(axis, made), _share(axis, held), little)
     return found
 
 

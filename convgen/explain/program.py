@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -19,6 +19,7 @@ from convgen.spec.aten.sizes import described as described_of
 from convgen.spec.graph import Graph
 from convgen.spec.text import aligned, number_of
 
+SHOWN = ("ranks", "rows", "activations", "parameters")  # of what an axis splits
 NOTE = "bytes: what all ranks send"
 
 
@@ -72,7 +73,7 @@ def program_cost_json(compiled: CompiledNetwork) -> dict[str, Any]:
         "network": program.name,
         "grid": program.grid.plain,
         "algorithm": compiled.algorithm,
-        "axes": {axis: asdict(one) for axis, one in split_shares(program).items()},
+        "axes": {axis: {n: getattr(one, n) for n in SHOWN} for axis, one in split_shares(program).items()},
         "volume": volume(program, of_inputs=compiled.of_inputs),
     }
     for part, several in volume(program, of_inputs=compiled.of_inputs).items():
