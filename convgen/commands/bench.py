@@ -14,6 +14,7 @@ import click
 
 from convgen.commands import completion
 from convgen.commands.inputs import STATISTICS, autocast_option, need, reduce_dtype_option
+from convgen.commands.launched import refused_once
 from convgen.commands.networks import are_graphs, networks_of
 from convgen.commands.outputs import OutputFile, Picture
 from convgen.errors import InputError
@@ -100,31 +101,24 @@ def bench_command(
 
     from convgen.bench.report import bench_json, bench_text, bench_trace, scaling_text
     from convgen.bench.run import Effort, bench
-    from convgen.calibrate.team import LostRank, joined
+    from convgen.calibrate.team import joined
     from convgen.cost.machines import load_machine
 
     chosen = None if machine is None else load_machine(machine)
-    try:
-        with joined(device or ("cuda" if torch.cuda.is_available() else "cpu")) as team:
-            first = team.rank == 0
-            strong, growing = _subjects(team, file, grids, machine, against, options, weak=weak)
-            found: list[list[Benched]] = []
-            for several in (strong, growing):
-                measured: list[Benched] = []
-                for subject in several:
-                    with tempfile.TemporaryDirectory(prefix="convgen-bench-") as folder:
-                        one = bench(
-                            team, subject, Path(folder), chosen, Effort(rounds, warm), skip,
-                            lambda line: click.echo(line, err=True) if first else None,
-                        )  # fmt: skip
-                    measured.append(one)
-                found.append(measured)
-    except LostRank:
-        raise
-    except InputError:
-        if os.environ.get("LOCAL_RANK", "0") != "0":  # refused on all ranks alike: one message a node
-            raise SystemExit(2) from None
-        raise
+    with refused_once(), joined(device or ("cuda" if torch.cuda.is_available() else "cpu")) as team:
+        first = team.rank == 0
+        strong, growing = _subjects(team, file, grids, machine, against, options, weak=weak)
+        found: list[list[Benched]] = []
+        for several in (strong, growing):
+            measured: list[Benched] = []
+            for subject in several:
+                with tempfile.TemporaryDirectory(prefix="convgen-bench-") as folder:
+                    one = bench(
+                        team, subject, Path(folder), chosen, Effort(rounds, warm), skip,
+                        lambda line: click.echo(line, err=True) if first else None,
+                    )  # fmt: skip
+                measured.append(one)
+            found.append(measured)
     if not first:
         return
     every, scales = [*found[0], *found[1]], len(grids) > 1

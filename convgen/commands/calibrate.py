@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from convgen.commands.inputs import Finite, need
+from convgen.commands.launched import refused_once
 from convgen.errors import InputError
 
 LAUNCH = "torchrun --nproc-per-node=2 -m convgen.cli calibrate -o machine.yaml"
@@ -49,22 +50,15 @@ def calibrate_command(
 
     from convgen.calibrate.report import report_json, report_text
     from convgen.calibrate.run import calibrate
-    from convgen.calibrate.team import LostRank, joined
+    from convgen.calibrate.team import joined
     from convgen.calibrate.write import write_machine
 
     path = Path(output)
-    try:
-        with joined(device or ("cuda" if torch.cuda.is_available() else "cpu"), quantile) as team:
-            first = team.rank == 0
-            found = calibrate(
-                team, name or path.stem, path, seconds, lambda line: click.echo(line, err=True) if first else None
-            )
-    except LostRank:
-        raise
-    except InputError:
-        if os.environ.get("LOCAL_RANK", "0") != "0":  # refused on all ranks alike: one message a node
-            raise SystemExit(2) from None
-        raise
+    with refused_once(), joined(device or ("cuda" if torch.cuda.is_available() else "cpu"), quantile) as team:
+        first = team.rank == 0
+        found = calibrate(
+            team, name or path.stem, path, seconds, lambda line: click.echo(line, err=True) if first else None
+        )
     if first:
         write_machine(found, path)
         click.echo(json.dumps(report_json(found, output), indent=1) if as_json else report_text(found))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from convgen.commands.launched import refused_once
 from convgen.errors import InputError
 
 if TYPE_CHECKING:
@@ -51,29 +52,22 @@ def try_plans(
     import torch
 
     from convgen.bench.tried import candidates, run_in_turn, tried_json, tried_text
-    from convgen.calibrate.team import LostRank, joined
+    from convgen.calibrate.team import joined
     from convgen.spec.target import read_target
     from convgen.tune.gpu import this_gpu
 
-    try:
-        with joined("cuda" if torch.cuda.is_available() else "cpu") as team:
-            gpu = this_gpu() if team.device.type == "cuda" else None
-            target = read_target("cpu" if gpu is None else gpu.target).for_networks()
+    with refused_once(), joined("cuda" if torch.cuda.is_available() else "cpu") as team:
+        gpu = this_gpu() if team.device.type == "cuda" else None
+        target = read_target("cpu" if gpu is None else gpu.target).for_networks()
 
-            def tell(text: str) -> None:
-                if team.rank == 0:
-                    click.echo(text, err=True)
+        def tell(text: str) -> None:
+            if team.rank == 0:
+                click.echo(text, err=True)
 
-            some = candidates(graph, ranks, setting, target, count, tell)
-            tell(f"running {len(some)} layouts")
-            with tempfile.TemporaryDirectory(prefix="convgen-try-") as folder:
-                found = run_in_turn(team, some, tensors, Path(folder), seconds)
-    except LostRank:
-        raise
-    except InputError:
-        if os.environ.get("LOCAL_RANK", "0") != "0":  # refused on all ranks alike: one message a node
-            raise SystemExit(2) from None
-        raise
+        some = candidates(graph, ranks, setting, target, count, tell)
+        tell(f"running {len(some)} layouts")
+        with tempfile.TemporaryDirectory(prefix="convgen-try-") as folder:
+            found = run_in_turn(team, some, tensors, Path(folder), seconds)
     if team.rank != 0:
         return
     machine = setting.machine.name
