@@ -185,7 +185,6 @@ def test_the_command_prints_a_table() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("plan", "examples/spatial_2x2.yaml", "--machine", "cpu", "--ranks", "2"), "this is a layer file"),
         (("compile", "examples/networks/alexnet.yaml"), "is a network, and says no grid"),
         (("tune", "examples/networks/alexnet.yaml"), "is a network, and says no grid"),
     ],
