@@ -26,7 +26,8 @@ from convgen.algebra.grid import Grid
 from convgen.cost.network import volume
 from convgen.errors import InputError
 from convgen.network_compiler import CompiledNetwork, compile_text, program_like
-from convgen.operations.convolution import READS, to_parts
+from convgen.operations.convolution import READS
+from convgen.operations.rimmed import to_parts
 from convgen.packages import kernel_modules, runtime_of
 from convgen.passes.chunk_collectives import ChunkCollectives
 from convgen.passes.fuse_forms import FuseForms

@@ -11,7 +11,8 @@ from typing import Any
 
 from convgen.cost.flight_memory import Part
 from convgen.late import torch
-from convgen.operations.row import At, Interval, Operation, standing, taken_each
+from convgen.operations.autocast import taken_each
+from convgen.operations.row import At, Interval, Operation, standing
 
 Kept = tuple[str, int, int]  # operand | result | within, its number, bytes
 Stands = tuple[

@@ -24,7 +24,8 @@ from convgen.emit.steps_text import Names, StepBlock, by_block, section
 from convgen.errors import InternalError
 from convgen.kernels.norms import NormFile
 from convgen.kernels.of_rows import ConvolutionFile
-from convgen.operations.row import Operation, usual_types
+from convgen.operations.autocast import usual_types
+from convgen.operations.row import Operation
 from convgen.program.lower import lower
 from convgen.program.lower_forward import alternatives
 from convgen.program.network import Program, label

@@ -19,7 +19,9 @@ from convgen.algebra.conv import Conv, Phase, Spatial
 from convgen.algebra.relations import Ratio, Taps
 from convgen.algebra.signature import WHOLE, Made, Operand, Signature
 from convgen.late import torch
-from convgen.operations.row import ASKED, At, Derived, Epilogue, Interval, Operation, Work, fit, own, touched, unfit
+from convgen.operations.autocast import ASKED
+from convgen.operations.rimmed import Rimmed, count_rows, of_parts, to_parts
+from convgen.operations.row import At, Derived, Epilogue, Interval, Operation, Work, fit, own, touched, unfit
 
 READS: Mapping[Phase, str] = {"forward": "xw", "backward_data": "yw", "backward_filter": "yx"}
 MAKES: Mapping[Phase, str] = {"forward": "y", "backward_data": "x", "backward_filter": "w"}
@@ -54,98 +56,6 @@ class LocalConvolution(NamedTuple):
     def kind(self) -> LocalConvolution:
         """The same without its extents: what kernels have in common that take these as arguments."""
         return self._replace(dims=tuple([(0, 0, *d[2:5], 0) for d in self.dims]))
-
-
-class RimPlaces:
-    """Where a rank's own block and boxes around it lie in the window that a kernel reads.
-
-    Attributes:
-        shape: of the window.
-        own: of the block first row and rows of each dimension.
-        lines: of each box its start in a buffer, first rows, rows.
-        last: channels are last in the buffer.
-    """
-
-    def __init__(
-        self, window: Sequence[Interval], own: Sequence[Interval], boxes: Sequence[Sequence[Interval]]
-    ) -> None:
-        self.shape, self.last = tuple([_count(rows) for rows in window]), len(window) > 3
-        starts = [lo for lo, _ in window[2:]]
-        self.own = tuple([n for (lo, hi), start in zip(own[2:], starts, strict=True) for n in (lo - start, hi - lo)])
-        lines, at = list[tuple[int, ...]](), 0
-        for box in boxes:
-            rows = [_count(one) for one in box]
-            if prod(rows):
-                lines.append((at, *[lo - start for (lo, _), start in zip(box[2:], starts, strict=True)], *rows[2:]))
-            at += prod(rows)
-        self.lines = tuple(lines)
-        self._tables: dict[Any, Any] = {}
-
-    def table(self, device: Any) -> Any:
-        """The lines on a device, brought there once."""
-        if device not in self._tables:
-            lines = torch.tensor(self.lines, dtype=torch.int64).view(len(self.lines), 2 * len(self.shape) - 3)
-            self._tables[device] = lines.to(device)
-        return self._tables[device]
-
-
-class Rimmed:
-    """An activation as a kernel can read it: a rank's own block, and what an exchange brought around it, flat.
-
-    Attributes:
-        stands: zeros without memory, whose gradient is the window's, for torch's graphs; None without one.
-    """
-
-    def __init__(self, own: Any, rim: Any, around: RimPlaces, stands: Any = None) -> None:
-        self.own, self.rim, self.around, self.shape, self.stands = own, rim, around, around.shape, stands
-
-    @property
-    def dtype(self) -> Any:
-        return self.own.dtype
-
-    @property
-    def device(self) -> Any:
-        return self.own.device
-
-    def numel(self) -> int:
-        return prod(self.shape)
-
-    def is_floating_point(self) -> bool:
-        return True
-
-    def new_zeros(self, *shape: int) -> Any:
-        return self.own.new_zeros(*shape)
-
-    def whole(self) -> Any:
-        """The window as one tensor."""
-        (n, c, *extents), out = self.shape, self.own.new_empty(self.shape)
-        firsts, counts = self.around.own[::2], self.around.own[1::2]
-        inside = [slice(max(f, 0), max(min(f + m, e), f, 0)) for f, m, e in zip(firsts, counts, extents, strict=True)]
-        there = [slice(i.start - f, i.stop - f) for i, f in zip(inside, firsts, strict=True)]
-        out[(..., *inside)] = self.own[(..., *there)]
-        for start, *line in self.around.lines:
-            lows, rows = line[: len(extents)], line[len(extents) :]
-            box = self.rim[start : start + n * c * prod(rows)]
-            box = box.view(n, *rows, c).movedim(-1, 1) if self.around.last else box.view(n, c, *rows)
-            out[(..., *[slice(lo, lo + m) for lo, m in zip(lows, rows, strict=True)])] = box
-        return out if self.stands is None else out + self.stands
-
-
-def of_parts(elements: Any, count: int, shape: Sequence[int]) -> Any:
-    """Equal parts of channels that lie one behind the other, flat, as a tensor of this shape; channels are last in each
-    part, but of one dimension."""
-    n, c, *rows = shape
-    if len(rows) > 1:
-        parts = elements.view(count, n, *rows, c // count).movedim(-1, 2)
-    else:
-        parts = elements.view(count, n, c // count, *rows)
-    return parts.movedim(0, 1).flatten(1, 2)
-
-
-def to_parts(tensor: Any, count: int) -> Any:
-    """A tensor's channels in equal parts one behind the other, flat, as `of_parts` takes them."""
-    parts = tensor.unflatten(1, (count, -1)).movedim(1, 0)
-    return (parts.movedim(2, -1) if tensor.dim() > 3 else parts).reshape(-1)
 
 
 # Kernels in the place of ATen's convolutions, by dtype and what they convolve: a GPU's package fills it.
@@ -385,7 +295,7 @@ class Convolution(Operation):
             if isinstance(tensor, Rimmed):
                 tensor = tensor.whole()
             elif tensor.dim() == 1:
-                tensor = of_parts(tensor, at.parts[name], [_count(rows) for rows in inside])
+                tensor = of_parts(tensor, at.parts[name], [count_rows(rows) for rows in inside])
             found.append(tensor)
         return found
 
@@ -404,12 +314,12 @@ class Convolution(Operation):
         blocks = MAKES[self.phase] if "w" in held else "yx"[way % 2]
         read = held["x" if blocks == "y" else "y"]
         xs, ys = (read[2:], self._rows(at)) if blocks == "y" else (self._rows(at), read[2:])
-        totals = {t: _count(rows[CHANNELS[t]]) for t, rows in held.items()}
+        totals = {t: count_rows(rows[CHANNELS[t]]) for t, rows in held.items()}
         filters = totals.get("y", totals.get("w", 0))
-        channels = totals["x"] // here.groups if "x" in totals else _count(held["w"][1])
+        channels = totals["x"] // here.groups if "x" in totals else count_rows(held["w"][1])
         dims = tuple(
             [
-                (_count(x), _count(y), t.kernel, t.stride, t.dilation, x[0] - y[0] * t.stride + t.pad)
+                (count_rows(x), count_rows(y), t.kernel, t.stride, t.dilation, x[0] - y[0] * t.stride + t.pad)
                 for t, x, y in zip(self.taps, xs, ys, strict=True)
             ]
         )
@@ -524,15 +434,11 @@ class Convolution(Operation):
         signature, letters = self.signatures[way], self.conv.letters
         makes = MAKES[self.phase]
         rows_of_x = makes == "x" or (makes == "w" and way % 2 == 1)  # are blocks: of y there are those that they read
-        rows = [_count(r) for r in at.inside[0][2:]] if rows_of_x else [at.extent(i) for i in letters]
+        rows = [count_rows(r) for r in at.inside[0][2:]] if rows_of_x else [at.extent(i) for i in letters]
         products = prod(at.extent(i) for i, _ in signature.extents if i not in letters) * prod(rows) * self.conv.taps
         if self.conv.groups > 1 and "G" not in signature.extent:
             products *= self._channels if "F" in signature.extent else self._filters
         return Work(2 * products, touched(at, signature))
-
-
-def _count(rows: Interval) -> int:
-    return rows[1] - rows[0]
 
 
 def _hits(t: Taps, s: Spatial, dtype: Any) -> Any:

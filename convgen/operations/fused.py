@@ -32,20 +32,10 @@ from typing import Any
 from convgen.algebra.relations import Relation, Through
 from convgen.algebra.signature import WHOLE, Made, Operand, Signature
 from convgen.late import torch
-from convgen.operations.convolution import ANY_EXTENTS, EPILOGUES, MASKED, Convolution, Rimmed, any_extents
-from convgen.operations.row import (
-    ASKED,
-    At,
-    Derived,
-    Epilogue,
-    Launch,
-    Operation,
-    Work,
-    standing,
-    taken_as,
-    touched,
-    types_under,
-)
+from convgen.operations.autocast import ASKED, taken_as, types_under
+from convgen.operations.convolution import ANY_EXTENTS, EPILOGUES, MASKED, Convolution, any_extents
+from convgen.operations.rimmed import Rimmed
+from convgen.operations.row import At, Derived, Epilogue, Launch, Operation, Work, standing, touched
 
 MADE = -1  # as a source: what the part before made
 

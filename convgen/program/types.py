@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from convgen.operations.autocast import AUTOCAST, types_under, usual_types
 from convgen.operations.bound import Bound
-from convgen.operations.row import AUTOCAST, types_under, usual_types
 from convgen.program.rows import PlacedRow, gradients_kinds, reads_of
 from convgen.spec.graph import FLOATS
 

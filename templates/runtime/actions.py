@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from convgen.operations.convolution import Rimmed
-from convgen.operations.row import taken_as
+from convgen.operations.autocast import taken_as
+from convgen.operations.rimmed import Rimmed
 
 from .biases import LOW, WithBias, added_before, biases_of
 from .chunks import Chunked

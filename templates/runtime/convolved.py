@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from convgen.operations.convolution import MAKES, READS, LocalConvolution, Phase, Rimmed, RimPlaces, to_parts
+from convgen.operations.convolution import MAKES, READS, LocalConvolution, Phase
 from convgen.operations.fused import Fused
+from convgen.operations.rimmed import Rimmed, RimPlaces, to_parts
 from convgen.operations.row import At, Epilogue
 
 from .blocks import Unmapped

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from convgen.operations.row import ASKED
+from convgen.operations.autocast import ASKED
 
 from .linked import Linked, execute
 from .mesh import Place

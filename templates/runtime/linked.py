@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from convgen.operations.convolution import Rimmed
+from convgen.operations.rimmed import Rimmed
 
 from .actions import CHAINS, Action, Actions, Flags
 from .at_hand import lacking

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
-from convgen.operations.convolution import Rimmed
+from convgen.operations.rimmed import Rimmed
 from convgen.operations.row import At, empty_as
 
 from .blocks import Function

@@ -20,8 +20,9 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from convgen.operations.autocast import ASKED
 from convgen.operations.batch_norm import NORM_KERNELS, chain_of, steps_behind
-from convgen.operations.row import ASKED, Operation
+from convgen.operations.row import Operation
 
 from .listing import Line, Norm, Steps
 from .mesh import Place

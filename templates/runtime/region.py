@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from convgen.operations.convolution import Rimmed
+from convgen.operations.rimmed import Rimmed
 
 from .actions import keeps_graph
 from .blocks import Function, Unmapped

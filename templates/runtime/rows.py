@@ -18,7 +18,8 @@ from torch import Tensor
 from convgen.algebra.layout import Axes
 from convgen.algebra.relations import Relation
 from convgen.algebra.signature import Operand
-from convgen.operations.row import At, Operation, nest, standing, taken_each, types_under, usual_types
+from convgen.operations.autocast import taken_each, types_under, usual_types
+from convgen.operations.row import At, Operation, nest, standing
 from convgen.operations.typed import under
 
 from .blocks import Unmapped

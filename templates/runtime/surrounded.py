@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from convgen.operations.convolution import Rimmed, RimPlaces
+from convgen.operations.rimmed import Rimmed, RimPlaces
 
 from .conversions import missing, within
 from .layout import Box, common

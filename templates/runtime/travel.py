@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from convgen.algebra.layout import Axes
-from convgen.operations.convolution import Rimmed, RimPlaces, of_parts, to_parts
+from convgen.operations.rimmed import Rimmed, RimPlaces, of_parts, to_parts
 
 from .conversions import all_gather, consecutive, failure, missing, reduce_scatter, take, within
 from .here import Here, held_at

@@ -10,7 +10,8 @@ import numpy as np
 from convgen.algebra.blocks import span
 from convgen.algebra.index_sets import volume
 from convgen.errors import InternalError
-from convgen.operations.row import At, made_here, read_here, usual_types
+from convgen.operations.autocast import usual_types
+from convgen.operations.row import At, made_here, read_here
 from convgen.program.flow import Start
 from convgen.program.lower import lower
 from convgen.program.network import Moved, Program, label
