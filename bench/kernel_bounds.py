@@ -74,7 +74,7 @@ def count(network: str, layer: str, split: str, kernel: Kernel) -> dict[str, Any
     if not launched:
         return None
     (main,) = [one for one in launched if one.name == kernel.name]
-    found = facts(main, kernel.target)
+    found = facts(main, kernel.target, loops=True)
     b = bound(kernel, p, main, found)
     row = {
         "network": network, "layer": layer, "split": split, "phase": p.phase, "dtype": p.dtype,

@@ -77,7 +77,7 @@ def counts(some: Iterable[tuple[str, Problem]] | None = None, *, open: bool = Fa
     for name, p in problems() if some is None else some:
         kernel = replace(choose((p,), TARGET), open=open)
         (main,) = [one for one in launches(kernel, p) if one.name == kernel.name]
-        made = facts(main, TARGET)
+        made = facts(main, TARGET, loops=True)
         b = bound(kernel, p, main, made)
         if b is None or made.loop is None:
             raise click.ClickException(f"{name} {p.phase}: no loop of matrix instructions in {kernel.config}")

@@ -98,7 +98,7 @@ def of(p: Problem) -> tuple[Bound, int, int]:
     """Bound, bytes spilled and the narrowest copy of the kernel that an untuned problem gets."""
     kernel = choose((p,), SM_90)
     (launch,) = [one for one in launches(kernel, p) if one.name == kernel.name]
-    found = facts(launch, SM_90)
+    found = facts(launch, SM_90, loops=True)
     b = bound(kernel, p, launch, found)
     assert b is not None and found.loop is not None, kernel.config
     return b, found.spill_bytes, found.loop.narrowest_copy

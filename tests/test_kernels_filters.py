@@ -41,6 +41,8 @@ def drawn(rng: random.Random) -> tuple[Problem, Config]:
     )  # fmt: skip
     if rng.random() < 0.2:
         p = replace(p, x_parts=1, y_parts=1, rim=0)
+    if p.taps * p.x_parts * p.y_parts > 100:
+        p = replace(p, channels=8)  # many programs, which the interpreter runs one by one
     tile = rng.choice(box.tiles(p, rng.choice((16, 32))) or [{"TN": 1} | {f"T{d.name}": 4 for d in dims}])
     return p, Config(
         box.NAME, (*tile.items(), ("BF", 64), ("BC", rng.choice((16, 32, 64)))), rng.choice((4, 8)), 3,
@@ -136,7 +138,7 @@ def counted(p: Problem, config: Config, family: Any) -> Any:
     """Bound and facts of a configuration's products."""
     kernel = Kernel((p,), config, SM_90)
     (main,) = [one for one in launches(kernel, p) if one.name == kernel.name]
-    found = facts(main, SM_90)
+    found = facts(main, SM_90, loops=True)
     b = bound(kernel, p, main, found)
     w: Work = family.work(p, config)
     assert b is not None and found.loop is not None and found.spill_bytes == 0 and found.loop.narrowest_copy == 16

@@ -33,7 +33,7 @@ def test_bound_of_few_filters(phase: str) -> None:
     b, spilled, narrowest = of(p)
     plain = Kernel((p,), box.default(p, SM_90), SM_90)
     (main,) = [one for one in launches(plain, p) if one.name == plain.name]
-    boxes = bound(plain, p, main, facts(main, SM_90))
+    boxes = bound(plain, p, main, facts(main, SM_90, loops=True))
     assert boxes is not None and b.us <= 0.67 * boxes.us and b.useful == pytest.approx(3 / 6, abs=0.01)
     assert spilled == 0 and narrowest == 16
     for launch in launches(kernel, p):

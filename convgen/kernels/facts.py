@@ -57,7 +57,7 @@ class Facts:
         shared_bytes: of a program.
         matrix_instructions: in the text (mma, wgmma, tcgen05.mma or mfma), not executed.
         widest_global_load_bytes: of one thread's access; a tensor copy counts as 16.
-        loop: that holds the matrix instructions; None where there is none, or no assembler to ask.
+        loop: that holds the matrix instructions; None where there is none, no assembler to ask, or nobody asked.
     """
 
     registers: int
@@ -128,8 +128,8 @@ def _thin_boxes(count: int, own: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     return tuple((0, own[0] if i % 2 else -1, *(0 for _ in rest), 1, *rest) for i in range(count))
 
 
-def facts(launch: Launch, target: Target) -> Facts:
-    """Compile a launch for a target.
+def facts(launch: Launch, target: Target, loops: bool = False) -> Facts:
+    """Compile a launch for a target; with `loops` its loop, too, for which it is disassembled.
 
     Raises:
         InternalError: the compiler refuses it; the text has its reason.
@@ -142,12 +142,13 @@ def facts(launch: Launch, target: Target) -> Facts:
         str(target),
         *(str(sorted(d.items(), key=str)) for d in (signature, values, options)),
         str(attributes),
+        loops,
     )
     if key not in _compiled:
         source = ASTSource(launch.function, signature, values, attributes)
         gpu = GPUTarget(target.kind, target.arch, target.warp)
         try:
-            _compiled[key] = _compile(source, gpu, options)
+            _compiled[key] = _compile(source, gpu, options, loops)
         except Exception as error:
             raise InternalError(f"{launch.name} does not compile for {target}: {error}") from error
     return _compiled[key]
@@ -180,7 +181,7 @@ def specialised(launch: Launch) -> tuple[dict[str, str], dict[str, Any], dict[tu
     return signature, values, attributes
 
 
-def _compile(source: Any, gpu: GPUTarget, options: dict[str, int]) -> Facts:
+def _compile(source: Any, gpu: GPUTarget, options: dict[str, int], loops: bool) -> Facts:
     log = io.StringIO()
     knobs: Any = getattr(triton, "knobs")  # noqa: B009
     # The assembler's log has registers and spills; it is only there when nothing comes from the cache.
@@ -191,7 +192,7 @@ def _compile(source: Any, gpu: GPUTarget, options: dict[str, int]) -> Facts:
     if gpu.backend == "hip":
         return _read_amd(kernel.asm["amdgcn"], kernel.metadata.shared)
     found = _read_nvidia(kernel.asm["ptx"], log.getvalue(), kernel.metadata.shared)
-    return replace(found, loop=_loop(kernel.asm["cubin"], knobs) if found.matrix_instructions else None)
+    return replace(found, loop=_loop(kernel.asm["cubin"], knobs) if loops and found.matrix_instructions else None)
 
 
 def _loop(cubin: bytes, knobs: Any) -> Loop | None:
@@ -240,7 +241,7 @@ def records(layer: str, kernels: Sequence[Kernel]) -> Iterator[dict[str, Any]]:
         seen: dict[tuple[Any, ...], dict[str, Any]] = {}
         for problem, alike in ranks.items():
             for launch in launches(kernel, problem):
-                found = facts(launch, kernel.target)
+                found = facts(launch, kernel.target, loops=True)
                 tiles = {n: v for n, v in launch.constants.items() if n not in _OPTIONS}
                 key = (launch.name, found, tuple(sorted(tiles.items())))
                 if key in seen:

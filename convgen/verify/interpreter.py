@@ -5,16 +5,18 @@
 
 TRITON_INTERPRET stays unset: `interpreted(kernel)[grid](...)` runs a @triton.jit function that can also be compiled.
 What is mended, in versions 3.6 to 3.9: products of bfloat16 (upstream multiplies the bit patterns) and rounding to it
-(upstream cuts); boxes that are rounded to TF32 as they are copied (upstream copies them as they are); loop bounds that
-are arrays of one element (3.6 with numpy >= 2.4); triton.language is restored after a launch, so that a later
-compilation works; launches wait for each other, since ranks may be threads. Other arithmetic in bfloat16 stays wrong
-upstream: kernels widen what they load first, as they do for its precision.
+(upstream cuts); boxes that are rounded to TF32 as they are copied (upstream copies them as they are); loop bounds
+that are arrays of one element (3.6 with numpy >= 2.4); triton.language is restored after a launch, so that a later
+compilation works; integers aren't looked at for overflow, which took a third of the time; launches wait for each
+other, since ranks may be threads. Other arithmetic in bfloat16 stays wrong upstream: kernels widen what they load
+first, as they do for its precision.
 """
 
 from __future__ import annotations
 
 import functools
 import threading
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -72,6 +74,7 @@ def _mend() -> None:
     module: Any = upstream
     multiply, convert, patch = builder.create_dot, module._convert_float, module._patch_lang_tensor
     describe, copy_box = module._implicit_cvt, builder.create_descriptor_load
+    numpy_type_of = module._get_np_dtype  # makes a table of all types each time
     run: Any = upstream.GridExecutor.__call__
     rewrite: Any = upstream.InterpretedFunction.rewrite
 
@@ -116,8 +119,19 @@ def _mend() -> None:
             finally:
                 scope.restore()
 
+    numpy_types: dict[str, Any] = {}
+
+    def numpy_type(kind: Any) -> Any:
+        name = kind.scalar.name
+        if name not in numpy_types:
+            numpy_types[name] = numpy_type_of(kind)
+        return numpy_types[name]
+
+    # As a compiled kernel, which has no such checks either: tests/test_kernels_offsets.py looks at large tensors.
+    options: Any = upstream.interpreter_builder.options
+    upstream.interpreter_builder.options = replace(options, sanitize_overflow=False)
     builder.create_dot, builder.create_descriptor_load = create_dot, load_box
-    module._implicit_cvt = described
+    module._implicit_cvt, module._get_np_dtype = described, numpy_type
     module._convert_float = convert_float
     if tuple(int(n) for n in triton.__version__.split(".")[:2]) < (3, 7):
         module._patch_lang_tensor = patch_tensor

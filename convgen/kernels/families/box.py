@@ -10,8 +10,9 @@ all rows is the sum of one for each of them; taps that read no row of one are le
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import product
 from math import ceil, prod
 
@@ -176,7 +177,7 @@ def _fits(problem: Problem, config: Config, target: Target) -> bool:
     return together * tile_pixels(problem, config) * problem.element_bytes * config.stages <= target.shared_bytes
 
 
-def _cuts(problem: Problem, target: Target, tile: dict[str, int], columns: int) -> list[int]:
+def _cuts(problem: Problem, target: Target, tile: Mapping[str, int], columns: int) -> list[int]:
     """Counts of programs that may share a tile's steps: more than one where tiles don't fill the device."""
     made, _ = _sides(problem)
     parts = problem.y_parts if problem.phase == "forward" else problem.x_parts
@@ -185,7 +186,7 @@ def _cuts(problem: Problem, target: Target, tile: dict[str, int], columns: int) 
     return [n for n in (1, 2, 3, 4, 6, 8) if n == 1 or (plain and tiles_there * n <= target.processors)]
 
 
-def count_boxes(problem: Problem, tile: dict[str, int]) -> int:
+def count_boxes(problem: Problem, tile: Mapping[str, int]) -> int:
     """Boxes that cover all pixels, or those of one output phase."""
     extents = [tile[f"T{d.name}"] for d in problem.dims]
     rows = prod(ceil_div(r, e) for r, e in zip(box_rows(problem), extents, strict=True))
@@ -245,7 +246,8 @@ def sizes(problem: Problem, target: Target) -> Iterator[Config]:
                 yield _config(problem, tile, columns, depth, warps, stages, split)
 
 
-def _fitting(problem: Problem, pixels: int) -> dict[str, int]:
+@lru_cache(256)  # of few numbers of pixels a default asks many times
+def _fitting(problem: Problem, pixels: int) -> Mapping[str, int]:
     """The box of so many pixels that wastes least; with fewer pixels, the rest lies outside of the tensor."""
     fitting = tiles(problem, pixels)
     rest = {f"T{d.name}": 1 for d in problem.dims}
@@ -259,7 +261,7 @@ def _sides(problem: Problem) -> tuple[int, int]:
 
 
 def _config(
-    problem: Problem, tile: dict[str, int], across: int, depth: int, warps: int, stages: int, split: int = 1
+    problem: Problem, tile: Mapping[str, int], across: int, depth: int, warps: int, stages: int, split: int = 1
 ) -> Config:
     names = ("BC", "BF") if problem.phase == "backward_data" else ("BF", "BC")
     return Config(NAME, (*tile.items(), (names[0], across), (names[1], depth)), warps, stages, split)
