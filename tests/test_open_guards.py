@@ -71,3 +71,46 @@ def test_a_quotient_is_compared_without_rounding_it(bound: Fraction) -> None:
     assert found is not None
     for size in range(1, 64):
         assert found.holds({"N": size}) == (Fraction(size, 8) <= bound), size
+
+
+class Asks(nn.Module):
+    """A convolution that asks about its samples and rows, and answers by what is given here."""
+
+    def __init__(self, answers: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.conv, self.answers = nn.Conv2d(1, 1, 3, padding=1), answers
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.answers(x, self.conv(x))
+
+
+ANSWERS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], list[str]]] = {
+    "alike": (lambda x, y: y.contiguous() if x.shape[0] >= 64 else y, []),
+    "alike on both of two bounds": (
+        lambda x, y: (y.contiguous() if x.shape[0] >= 64 else y) + (y if x.shape[2] < 100 else y.contiguous()),
+        [],
+    ),
+    "otherwise": (lambda x, y: 2 * y if x.shape[0] >= 64 else y, ["N <= 63"]),
+    "otherwise beyond a second bound": (
+        lambda x, y: y if x.shape[0] < 64 else (y.contiguous() if x.shape[0] < 128 else 2 * y),
+        ["N <= 63"],
+    ),
+    "alike but for one of two": (
+        lambda x, y: (y.contiguous() if x.shape[0] >= 64 else y) * (2 if x.shape[2] >= 100 else 3),
+        ["H <= 99"],
+    ),
+    "each alike, both together not": (
+        lambda x, y: 2 * y if x.shape[0] >= 64 and x.shape[2] >= 100 else y,
+        ["N <= 63"],
+    ),
+    "a few samples too": (lambda x, y: y.contiguous() if x.shape[0] > 3 else y.clone(), []),
+    "beyond what anybody has": (lambda x, y: y.contiguous() if x.numel() > 2**31 else y, ["H*N*W <= 2147483648"]),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_a_bound_goes_where_the_graph_is_the_same_on_its_other_side(name: str) -> None:
+    answers, said = ANSWERS[name]
+    module = Asks(answers).eval()  # type: ignore[arg-type]
+    graph = exported(module, (torch.randn(2, 1, 20, 9),), name="net", opened={"x": {"H": 2, "W": 3}}).graph
+    assert [*map(str, graph.conditions)] == said

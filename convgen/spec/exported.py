@@ -7,7 +7,7 @@ results. The number of samples stays open where every size is a multiple of it.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -34,6 +34,7 @@ from convgen.spec.exported_recurrent import first_steps
 from convgen.spec.exported_refusals import failed, first_line, unfixed, untraced, without_graphs
 from convgen.spec.exported_results import other_names, results_of
 from convgen.spec.exported_shared import drop_other_names, rename_those_of_graphs
+from convgen.spec.exported_sides import Side, needless
 from convgen.spec.exported_state import GIVEN, State, as_pairs, dtype_name, modules_of, state_of
 from convgen.spec.exported_trial import least_sizes
 from convgen.spec.exported_types import Asks, Compared, PartedError, asking
@@ -152,6 +153,7 @@ class _Made:
     asks: Asks = field(default_factory=Asks)
     said: tuple[tuple[str, str], ...] = ()  # of what it asks (Graph.asks)
     bounds: dict[bool, list[Condition]] = field(default_factory=dict[bool, "list[Condition]"])  # by training or not
+    needless: dict[bool, list[Condition]] = field(default_factory=dict[bool, "list[Condition]"])  # likewise
 
     def evaluates_alike(self) -> bool:
         """Whether the program that was traced last, of training, is that of evaluation too; if unsure, not."""
@@ -245,6 +247,9 @@ class _Made:
         traced = known[0] if known is not None and again else self.trace(examples, dynamic)
         self.traced = traced, examples, dynamic
         self.said = tuple(self.asked(traced, low) for low in LOW) if self.asks.of(traced) else ()
+        return self.functional(traced, training)
+
+    def functional(self, traced: ExportedProgram, training: bool) -> ExportedProgram:
         lost = training and not detach_regions(traced)
         write_running_statistics(traced)
         drop_other_names(traced)
@@ -284,7 +289,9 @@ class _Made:
             return best
         return best
 
-    def read(self, program: ExportedProgram, training: bool, opened: Sequence[str]) -> Exported:
+    def read(
+        self, program: ExportedProgram, training: bool, opened: Sequence[str], known_symbols: Symbols | None = None
+    ) -> Exported:
         names, inputs, constants = self.placeholders(program)
         known = (*inputs, *(v.name for v in (*self.state.parameters, *self.state.buffers)))
         _check_names((*known, *(k for k in constants if k not in known)))
@@ -294,8 +301,11 @@ class _Made:
         pairs |= {k for k, v in constants.items() if v.is_complex()}
         constants = {k: as_pairs(v) for k, v in constants.items()}
         letters = self.examples.letters
-        if letters and opened:
+        if known_symbols is not None:
+            symbols = known_symbols
+        elif letters and opened:
             symbols = symbols_of(program, inputs, letters, self.name)
+            self.drop_needless(program, training, symbols)
             symbols.conditions += self.least(program, symbols)
         else:
             symbols = samples_of(program, {k: inputs[k] for k in opened})
@@ -344,6 +354,27 @@ class _Made:
         given = [v.name for v in (*self.state.parameters, *buffers) if v.init == GIVEN]
         tensors = {k: self.state.tensors[k].detach() for k in given} | constants
         return Exported(graph, tensors, self.examples.call, results, bool(self.numbers))
+
+    def drop_needless(self, program: ExportedProgram, training: bool, symbols: Symbols) -> None:
+        """Conditions on whose other side the graph is the same go; tried once for a mode."""
+        mode = self.module.training
+        if mode not in self.needless:
+            here = self.read(program, training, (), symbols)
+
+            def trace(sizes: Mapping[str, int]) -> Side:
+                examples = self.examples.of_sizes(sizes)
+                try:
+                    other = self.functional(self.trace(examples, examples.dynamic_shapes()), training)
+                except _ExportError as error:
+                    raise RuntimeError(str(error)) from error
+                found = symbols_of(other, self.placeholders(other)[1], self.examples.letters, self.name)
+                there = self.read(other, training, (), found)
+                alike = same_calls(here.graph, there.graph, lambda a, b: _same(here.tensors[a], there.tensors[b]))
+                return Side(alike, found.conditions)
+
+            own = {"N": max(2, self.examples.batch), **symbols.sizes}
+            self.needless[mode] = needless(symbols.conditions, own, trace)
+        symbols.conditions[:] = [c for c in symbols.conditions if c not in self.needless[mode]]
 
     def least(self, program: ExportedProgram, symbols: Symbols) -> list[Condition]:
         """Lower bounds of sizes, tried once for a mode."""

@@ -125,6 +125,16 @@ class Examples:
         """With other tensors in the place of some."""
         return replace(self, values=self.values | dict(given))
 
+    def of_sizes(self, sizes: Mapping[str, int]) -> Examples:
+        """Zeros of other sizes by letter, whose memory is taken when it is touched."""
+        given: dict[str, torch.Tensor] = {}
+        for name, dims in self.letters.items():
+            shape = list(self.values[name].shape)
+            for letter, d in dims.items():
+                shape[d] = sizes[letter]
+            given[name] = self.values[name].new_zeros(shape)
+        return self.with_values(given)
+
     @property
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         whole = OrderedDict((name, filled(tree, self.values)) for name, tree in self.call.trees.items())
