@@ -35,7 +35,7 @@ from convgen.spec.exported_refusals import failed, first_line, unfixed, untraced
 from convgen.spec.exported_results import other_names, results_of
 from convgen.spec.exported_shared import drop_other_names, rename_those_of_graphs
 from convgen.spec.exported_state import GIVEN, State, as_pairs, dtype_name, modules_of, state_of
-from convgen.spec.exported_trial import least_sizes
+from convgen.spec.exported_trial import least_sizes, needless
 from convgen.spec.exported_types import Asks, Compared, PartedError, asking
 from convgen.spec.exported_updates import late_updates
 from convgen.spec.exported_walk import FixedError, Found, Walk
@@ -151,7 +151,10 @@ class _Made:
     numbers: tuple[str, ...] = ()  # buffers that are settings of modules
     asks: Asks = field(default_factory=Asks)
     said: tuple[tuple[str, str], ...] = ()  # of what it asks (Graph.asks)
-    bounds: dict[bool, list[Condition]] = field(default_factory=dict[bool, "list[Condition]"])  # by training or not
+    # By training or not, bounds that need not be, and lower ones.
+    bounds: dict[bool, tuple[list[Condition], list[Condition]]] = field(
+        default_factory=dict[bool, "tuple[list[Condition], list[Condition]]"]
+    )
 
     def evaluates_alike(self) -> bool:
         """Whether the program that was traced last, of training, is that of evaluation too; if unsure, not."""
@@ -296,7 +299,7 @@ class _Made:
         letters = self.examples.letters
         if letters and opened:
             symbols = symbols_of(program, inputs, letters, self.name)
-            symbols.conditions += self.least(program, symbols)
+            symbols.conditions = self.conditions(program, symbols)
         else:
             symbols = samples_of(program, {k: inputs[k] for k in opened})
         walk = Walk(names, symbols.letters, smooth, pairs)
@@ -345,11 +348,14 @@ class _Made:
         tensors = {k: self.state.tensors[k].detach() for k in given} | constants
         return Exported(graph, tensors, self.examples.call, results, bool(self.numbers))
 
-    def least(self, program: ExportedProgram, symbols: Symbols) -> list[Condition]:
-        """Lower bounds of sizes, tried once for a mode."""
-        if self.module.training not in self.bounds:
-            self.bounds[self.module.training] = least_sizes(program, self.module, self.examples, symbols)
-        return self.bounds[self.module.training]
+    def conditions(self, program: ExportedProgram, symbols: Symbols) -> list[Condition]:
+        """Those of sizes that are needed, and lower bounds, tried once for a mode."""
+        mode = self.module.training
+        if mode not in self.bounds:
+            least = least_sizes(program, self.module, self.examples, symbols)
+            self.bounds[mode] = needless(program, self.module, self.examples, symbols, least), least
+        dropped, least = self.bounds[mode]
+        return [*(c for c in symbols.conditions if c not in dropped), *least]
 
     def placeholders(
         self, program: ExportedProgram

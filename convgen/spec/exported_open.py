@@ -146,7 +146,7 @@ def symbols_of(program: ExportedProgram, inputs: Mapping[str, torch.Tensor], ope
         holds, fails = evaluated(known, names), list[dict[str, int]]()
         if holds is not None:
             holds = _without_faults(holds)
-            fails = [at for at in _tried(letters) if not holds(at)]
+            fails = [at for at in tried(letters) if not holds(at)]
         condition = condition_from_sympy(known, names)
         if holds is None or (fails and condition is None):
             fact = (
@@ -160,7 +160,7 @@ def symbols_of(program: ExportedProgram, inputs: Mapping[str, torch.Tensor], ope
     return found
 
 
-def _tried(letters: Sequence[str]) -> Iterator[dict[str, int]]:
+def tried(letters: Sequence[str]) -> Iterator[dict[str, int]]:
     """Large sizes: all of one letter, of several 2000 that are drawn, and each moved alone."""
     draw = Random(0)
     for size in TRIED:

@@ -1,5 +1,8 @@
 """Whether an exported program computes what its module does at small sizes, where torch's guards don't hold.
 
+Whether a bound above matters is tried too, on both sides of it (`needless`): a module may only arrange its memory
+otherwise for many samples, as diffusers' decoders do from 64 on.
+
 Most guards that fail at small sizes alone are of memory and of broadcasting: `Ne(H, 1)` stands in nearly every program,
 and what was traced is right for one row, too. So both are run there, and compared.
 """
@@ -10,9 +13,10 @@ import copy
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from itertools import product
+from math import prod
 from typing import TYPE_CHECKING, Any, cast
 
-from convgen.spec.exported_open import LARGE, Small, Symbols
+from convgen.spec.exported_open import LARGE, Small, Symbols, evaluated, tried
 from convgen.spec.extents import Condition
 
 if TYPE_CHECKING:
@@ -23,6 +27,10 @@ if TYPE_CHECKING:
 
 SOME = (*range(1, 33), 48, 64, 96, 128, 192, LARGE)  # of guards of several letters
 NEAR = 1e-3  # relative to the largest number of a result
+BOUNDS = ("<", "<=")
+FARTHEST = 1 << 13  # sizes up to which a bound's other side is looked for
+LEAST = 3  # rows of those extents that a bound is not tried along
+ROOM = 1 << 14  # of a trial's extents, their product; or four times the example's
 
 
 def least_sizes(
@@ -56,6 +64,49 @@ def least_sizes(
     return [Condition(a, ">=", k) for a, k in (least | rows).items() if k > 1]
 
 
+def needless(
+    program: ExportedProgram, module: torch.nn.Module, examples: Examples, found: Symbols, least: Sequence[Condition]
+) -> list[Condition]:
+    """Bounds beyond which the program is known to compute what the module does.
+
+    On the other side of a bound both are run, next to it and farther off, along each of its letters; and the module is
+    run without memory, to see that it decides nothing else there. A bound that can't be tried stays.
+
+    Args:
+        least: sizes below which a program isn't tried.
+    """
+    dropped: list[Condition] = []
+    runs = _Runs(program, module, examples)
+    for one in found.conditions:
+        others = [*(c for c in found.conditions if c != one and c not in dropped), *least]
+        if one.sign in BOUNDS and one not in dropped and _is_needless(one, others, runs, found):
+            dropped.append(one)
+    return dropped
+
+
+def _is_needless(bound: Condition, others: Sequence[Condition], runs: _Runs, found: Symbols) -> bool:
+    letters = [letter for letter in ("N", *found.sizes) if letter in found.letters.values()]
+    room = max(ROOM, 4 * prod({"N": runs.examples.batch, **found.sizes}.values()))
+    points: list[dict[str, int]] = []
+    beyond: list[dict[str, int]] = []
+    for letter in letters:
+        if letter not in bound.letters:
+            continue
+        small = _fitting({"N": 2, **dict.fromkeys(found.sizes, LEAST)}, [a for a in letters if a != letter], others)
+        if small is None:
+            return False
+        first = next((n for n in range(1, FARTHEST) if not bound.holds({**small, letter: n})), None)
+        if first is None:
+            return False
+        for n, far in ((first - 1, False), (first, True), (first + 1, True), (2 * first, True)):
+            at = _fitting({**small, letter: max(n, 1)}, [letter] if far else [], others)
+            if far and (at is None or prod(at.values()) > room):
+                return False
+            points += [at] if at is not None else []
+            beyond += [at] if far and at is not None else []
+    return bool(beyond) and all(map(runs.same, points)) and runs.decides_no_more(beyond[0], bound, others, letters)
+
+
 def _holds_from(small: Sequence[Small], letters: Sequence[str]) -> int:
     """A size of all letters from which on every guard holds: the least, where guards are of one letter."""
     bound = 1
@@ -82,8 +133,48 @@ class _Runs:
     def __init__(self, program: ExportedProgram, module: torch.nn.Module, examples: Examples) -> None:
         self.program, self.module, self.examples = program, module, examples
 
-    def alike(self, sizes: Mapping[str, int]) -> bool:
-        """Whether both compute the same there; not where one of them doesn't run, or draws random numbers."""
+    def same(self, sizes: Mapping[str, int]) -> bool:
+        """As `alike`, to rounding."""
+        return self.alike(sizes, rounding=True)
+
+    def decides_no_more(
+        self, at: Mapping[str, int], bound: Condition, others: Sequence[Condition], letters: Sequence[str]
+    ) -> bool:
+        """Whether every question of sizes that the module asks here has one answer wherever the bound does not hold."""
+        beyond = [p for p in tried(letters) if not bound.holds(p) and all(c.holds(p) for c in others)]
+        try:
+            guards = self._guards(at)
+        except Exception:  # whatever it raises without memory
+            return False
+        answers = [evaluated(guard, names) for guard, names in guards]
+        return bool(beyond) and all(holds is not None and all(map(holds, beyond)) for holds in answers)
+
+    def _guards(self, sizes: Mapping[str, int]) -> list[tuple[Any, dict[Any, str]]]:
+        """Of a run of the module on tensors without memory: guards of letters, and by symbol its letter."""
+        import torch
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        shapes: Any = import_module("torch.fx.experimental.symbolic_shapes")
+        env = shapes.ShapeEnv()
+        mode: Any = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
+        names: dict[Any, str] = {}
+        given: dict[str, torch.Tensor] = {}
+        for name, value in self._given(sizes).items():
+            own = {d: letter for letter, d in self.examples.letters.get(name, {}).items()}
+            kinds = [shapes.DimDynamic.DYNAMIC if d in own else shapes.DimDynamic.STATIC for d in range(value.dim())]
+            given[name] = mode.from_tensor(value, symbolic_context=shapes.StatelessSymbolicContext(dynamic_sizes=kinds))
+            names |= {cast("Any", given[name].shape[d]).node.expr: letter for d, letter in own.items()}
+        args, keywords = self.examples.with_values(given).arguments
+        with torch.no_grad(), mode:
+            copy.deepcopy(self.module)(*args, **keywords)
+        return [(guard.expr.subs(env.replacements), names) for guard in env.guards]
+
+    def alike(self, sizes: Mapping[str, int], *, rounding: bool = False) -> bool:
+        """Whether both compute the same there; not where one of them doesn't run, or draws random numbers.
+
+        Args:
+            rounding: numbers may differ by that alone.
+        """
         import torch
 
         given = self._given(sizes)
@@ -97,7 +188,7 @@ class _Runs:
             return False
         if len(wanted) != len(made):
             return False
-        return all(map(torch.equal, wanted, again)) and all(map(_near, made, wanted))
+        return all(map(torch.equal, wanted, again)) and all(map(_close if rounding else _near, made, wanted))
 
     def _module(self, args: Sequence[Any], keywords: Mapping[str, Any], seed: int) -> list[torch.Tensor]:
         import torch
@@ -144,11 +235,18 @@ class _Runs:
         return [one for one in users if isinstance(one, torch.Tensor)]
 
 
-def _near(made: torch.Tensor, wanted: torch.Tensor) -> bool:
+def _close(made: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """Equal to rounding."""
+    import torch
+
+    return _near(made, wanted, 256 * torch.finfo(wanted.dtype).eps if wanted.is_floating_point() else 0.0)
+
+
+def _near(made: torch.Tensor, wanted: torch.Tensor, near: float = NEAR) -> bool:
     import torch
 
     if made.shape != wanted.shape:
         return False
     a, b = made.double(), wanted.double()
     most = float(b.abs().max()) if b.numel() else 0.0
-    return torch.allclose(a, b, rtol=0.0, atol=NEAR * (most or 1.0), equal_nan=True)
+    return torch.allclose(a, b, rtol=0.0, atol=near * (most or 1.0), equal_nan=True)
