@@ -30,6 +30,7 @@ from convgen.parallel import How, on_mesh, target_of, together
 from convgen.spec.exported_examples import Inputs
 from convgen.spec.exported_open import Opened
 from convgen.spec.extents import LETTERS
+from convgen.spec.graph import Graph
 from convgen.spec.text import parse_grid
 from convgen.whole import Call, model_class, sizes_of
 
@@ -91,12 +92,14 @@ def serve(
     basis = How({}, None, machine, "global", "", "", (), to, kind)
     made: list[Layout] = []
     texts: dict[str, str] = {}
+    graphs: list[Graph] = []
     with _evaluating(module):
         question = _question(module, examples, name, open)
         for axes in grids:
             how = replace(basis, axes=axes)
             prepared = together(question, how, ranks)
             package = load_package(prepared[1], files=prepared[2])
+            graphs.append(prepared[0].graph)
             texts[_text(axes)] = prepared[2][SCHEDULE].decode()
             mesh = package.init_mesh(**_where(prod(axes.values()), ranks, group))
             if not made:
@@ -107,11 +110,10 @@ def serve(
                 call = Call(called, answer.arguments, answer.inputs, answer.outputs, answer.results)
                 model = _sharing(made[0].model, package, mesh, call, _text(axes), whole=whole)
             made.append(Layout(_text(axes), package, mesh, model.eval()))
-    answer = prepared[0]
 
     def prices() -> LayoutPrices:
         chosen = load_machine(machine or basis.made_for.kind)
-        return LayoutPrices.read(answer.graph, texts, basis.made_for, chosen, whole=whole)
+        return LayoutPrices.read(graphs[0], texts, basis.made_for, chosen, whole=whole)
 
     return Served(made, prices, limit_bytes, whole)
 

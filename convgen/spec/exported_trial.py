@@ -46,7 +46,7 @@ def least_sizes(
     bound = _holds_from(found.small, letters)
     if bound == 1:
         return []
-    runs = _Runs(program, module, examples)
+    runs = _Runs(program, module, examples, found)
     own = {"N": 2, **found.sizes}
 
     def works(least: Mapping[str, int]) -> bool:
@@ -76,7 +76,7 @@ def needless(
         least: sizes below which a program isn't tried.
     """
     dropped: list[Condition] = []
-    runs = _Runs(program, module, examples)
+    runs = _Runs(program, module, examples, found)
     for one in found.conditions:
         others = [*(c for c in found.conditions if c != one and c not in dropped), *least]
         if one.sign in BOUNDS and one not in dropped and _is_needless(one, others, runs, found):
@@ -130,8 +130,8 @@ def _fitting(sizes: Mapping[str, int], moved: Sequence[str], conditions: Sequenc
 class _Runs:
     """A program and its module, run at sizes."""
 
-    def __init__(self, program: ExportedProgram, module: torch.nn.Module, examples: Examples) -> None:
-        self.program, self.module, self.examples = program, module, examples
+    def __init__(self, program: ExportedProgram, module: torch.nn.Module, examples: Examples, found: Symbols) -> None:
+        self.program, self.module, self.examples, self.follows = program, module, examples, found.follows
 
     def same(self, sizes: Mapping[str, int]) -> bool:
         """As `alike`, to rounding."""
@@ -160,7 +160,7 @@ class _Runs:
         names: dict[Any, str] = {}
         given: dict[str, torch.Tensor] = {}
         for name, value in self._given(sizes).items():
-            own = {d: letter for letter, d in self.examples.letters.get(name, {}).items()}
+            own = {d: a for a, d in self.examples.letters.get(name, {}).items() if a in sizes}
             kinds = [shapes.DimDynamic.DYNAMIC if d in own else shapes.DimDynamic.STATIC for d in range(value.dim())]
             given[name] = mode.from_tensor(value, symbolic_context=shapes.StatelessSymbolicContext(dynamic_sizes=kinds))
             names |= {cast("Any", given[name].shape[d]).node.expr: letter for d, letter in own.items()}
@@ -206,7 +206,7 @@ class _Runs:
         for name, value in self.examples.tensors.items():
             shape = list(value.shape)
             for letter, d in self.examples.letters.get(name, {}).items():
-                shape[d] = sizes[letter]
+                shape[d] = sizes[letter] if letter in sizes else int(self.follows[name][d](sizes))
             if value.is_floating_point():
                 found[name] = torch.randn(shape, generator=draw).to(value.dtype)
             else:
