@@ -22,6 +22,7 @@ from convgen.packages import IDLE, load_package
 from convgen.parallel import GridLike, How, Prepared, how_of, mesh_of, on_mesh, ranks_of, together
 from convgen.plan.idle import warn_of_idle_axes
 from convgen.spec.exported_examples import Inputs
+from convgen.spec.exported_open import Opened
 from convgen.spec.names import did_you_mean
 
 if TYPE_CHECKING:
@@ -79,11 +80,16 @@ def methods(
 
 @dataclass(frozen=True)
 class Asked:
-    """A graph of a module that is asked for, and what it is compiled for."""
+    """A graph of a module that is asked for, and what it is compiled for.
+
+    Attributes:
+        opened: extents of inputs that are known at run time only.
+    """
 
     module: torch.nn.Module
     examples: Inputs
     how: How
+    opened: Opened | None = None
 
 
 def prepared(asked: Mapping[str, Asked], mesh_or_grid: Any, process_group: Any = None) -> dict[str, Prepared]:
@@ -91,7 +97,7 @@ def prepared(asked: Mapping[str, Asked], mesh_or_grid: Any, process_group: Any =
     found: dict[str, Prepared] = {}
     for name, one in asked.items():
         ranks = ranks_of(mesh_or_grid, one.how.axes, process_group)
-        found[name] = together(question_of(one.module, one.examples, None), one.how, ranks)
+        found[name] = together(question_of(one.module, one.examples, None, one.opened), one.how, ranks)
         warn_of_idle_axes(found[name][2][IDLE].decode())
         load_package(found[name][1], files=found[name][2])
     return found

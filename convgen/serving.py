@@ -11,15 +11,17 @@ those that fit. What a size takes is counted before: the package's steps run on 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from convgen.cost.machine import Machine
+from convgen.by_sizes import SCHEDULE, LayoutPrices, least
 from convgen.cost.machines import load_machine
+from convgen.cost.moving import PICOSECONDS
 from convgen.errors import InputError
 from convgen.exports.entry import Answer, Question, question_of
 from convgen.one_set import with_forward
@@ -28,6 +30,7 @@ from convgen.parallel import How, on_mesh, target_of, together
 from convgen.spec.exported_examples import Inputs
 from convgen.spec.exported_open import Opened
 from convgen.spec.extents import LETTERS
+from convgen.spec.graph import Graph
 from convgen.spec.text import parse_grid
 from convgen.whole import Call, model_class, sizes_of
 
@@ -88,12 +91,16 @@ def serve(
     kind = str(dtype or "").removeprefix("torch.")
     basis = How({}, None, machine, "global", "", "", (), to, kind)
     made: list[Layout] = []
+    texts: dict[str, str] = {}
+    graphs: list[Graph] = []
     with _evaluating(module):
         question = _question(module, examples, name, open)
         for axes in grids:
             how = replace(basis, axes=axes)
             prepared = together(question, how, ranks)
             package = load_package(prepared[1], files=prepared[2])
+            graphs.append(prepared[0].graph)
+            texts[_text(axes)] = prepared[2][SCHEDULE].decode()
             mesh = package.init_mesh(**_where(prod(axes.values()), ranks, group))
             if not made:
                 model: Any = on_mesh(module, prepared, how, mesh, whole=whole)
@@ -103,7 +110,12 @@ def serve(
                 call = Call(called, answer.arguments, answer.inputs, answer.outputs, answer.results)
                 model = _sharing(made[0].model, package, mesh, call, _text(axes), whole=whole)
             made.append(Layout(_text(axes), package, mesh, model.eval()))
-    return Served(made, load_machine(machine or basis.made_for.kind), limit_bytes, whole)
+
+    def prices() -> LayoutPrices:
+        chosen = load_machine(machine or basis.made_for.kind)
+        return LayoutPrices.read(graphs[0], texts, basis.made_for, chosen, whole=whole)
+
+    return Served(made, prices, limit_bytes, whole)
 
 
 @dataclass(frozen=True)
@@ -118,10 +130,11 @@ class Layout:
 
 @dataclass(frozen=True)
 class Choice:
-    """What a layout takes at some sizes, on the fullest rank that was looked at.
+    """What a layout takes at some sizes.
 
     Attributes:
-        seconds: modelled; `peak_bytes`: of tensors at a time, beside parameters and inputs.
+        seconds: modelled, of the package's program at these sizes (by_sizes.py).
+        peak_bytes: of tensors at a time, beside parameters and inputs, on the fullest rank that was looked at.
     """
 
     layout: str
@@ -154,9 +167,11 @@ class Served:
         choices: what was found for the sizes that have been called or asked for; printed, a line each.
     """
 
-    def __init__(self, layouts: Sequence[Layout], machine: Machine, limit_bytes: int | None, whole: bool) -> None:
+    def __init__(
+        self, layouts: Sequence[Layout], prices: Callable[[], LayoutPrices], limit_bytes: int | None, whole: bool
+    ) -> None:
         self.layouts, self.whole, self._chooses = tuple(layouts), whole, len(layouts) > 1
-        self._machine = machine
+        self._read = prices
         first = layouts[0].package.NET
         self.name: str = first.name
         self.choices = Choices(first.letters)
@@ -251,14 +266,20 @@ class Served:
         found = self._choose(known)
         return next(one for one in self.layouts if one.name == found[0].layout)
 
+    @cached_property
+    def _prices(self) -> LayoutPrices:
+        return self._read()
+
     def _choose(self, known: tuple[int, ...]) -> list[Choice]:
         """What layouts take, the one with the least modelled seconds of those that fit first."""
         if known not in self.choices:
-            found = [self._taken(one, known) for one in self.layouts]
+            sizes = dict(zip(self.choices.letters, known, strict=True))
+            peaks = {one.name: self._peak(one, known) for one in self.layouts}
+            times = self._prices.picoseconds(sizes)
             while len(self.choices) >= self.layouts[0].model.keeps_shapes:
                 del self.choices[next(iter(self.choices))]
-            limit = self.limit_bytes
-            self.choices[known] = sorted(found, key=lambda c: (limit is not None and c.peak_bytes > limit, c.seconds))
+            names = least([one.name for one in self.layouts], times, peaks, self.limit_bytes)
+            self.choices[known] = [Choice(name, times[name] / PICOSECONDS, peaks[name]) for name in names]
         found = self.choices[known]
         if self.limit_bytes is not None and found[0].peak_bytes > self.limit_bytes:
             sizes = ", ".join(f"{letter}={n}" for letter, n in zip(self.choices.letters, known, strict=True))
@@ -269,36 +290,21 @@ class Served:
             )
         return found
 
-    def _taken(self, layout: Layout, known: tuple[int, ...]) -> Choice:
+    def _peak(self, layout: Layout, known: tuple[int, ...]) -> int:
         """On the rank of the first blocks, which have the most rows; where memory is short on those of the middle and
         of the ends, too, whose halos are others."""
         import torch
 
         grid = layout.package.NET.grid
         ends = [(0,) if self.limit_bytes is None else sorted({0, n // 2, n - 1}) for n in grid.values()]
-        seconds, peak = 0.0, 0
+        peak = 0
         for at in product(*ends):
             me = 0
             for n, one in zip(grid.values(), at, strict=True):
                 me = me * n + one
             with torch.no_grad(), torch.autocast(layout.package.NET.device, enabled=False):  # of the sizes alone
-                taken = layout.model.foreseen(known, me)
-            seconds, peak = max(seconds, self._seconds(taken, layout)), max(peak, taken.peak_bytes)
-        return Choice(layout.name, seconds, peak)
-
-    def _seconds(self, taken: Any, layout: Layout) -> float:
-        """A rank's: flops at the machine's rate, bytes through its memory, launches, messages, one after the other."""
-        machine = self._machine
-        kinds = dict(machine.peak_flops)
-        kind = str(layout.package.NET.dtype).removeprefix("torch.")
-        rate = kinds.get(kind, kinds.get("float32", max(kinds.values()))) * machine.efficiency
-        seconds = taken.flops / rate + taken.touched_bytes / machine.memory_bytes_per_s
-        seconds += taken.launches * machine.rows_launch_s
-        for ranks, messages, size in taken.sent:
-            fits = (level for level in machine.levels if level.ranks is None or ranks <= level.ranks)
-            level = next(fits, machine.levels[-1])
-            seconds += messages * level.latency_s + size / level.bytes_per_s
-        return seconds
+                peak = max(peak, layout.model.foreseen(known, me).peak_bytes)
+        return peak
 
 
 # ---- What is served ----

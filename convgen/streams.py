@@ -22,6 +22,7 @@ from convgen.errors import InputError
 from convgen.one_set import Asked, on_one_set, one_set, prepared, with_forward
 from convgen.parallel import GridLike, How, Prepared, how_of, mesh_of
 from convgen.spec.containers import Node, Slot, filled, slots, tree_of
+from convgen.spec.exported_open import FOLLOWS, Opened
 from convgen.whole import sizes_of
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def stream(
     dtype: torch.dtype | str | None = None,
     target: str | None = None,
     process_group: ProcessGroup | None = None,
+    open: Opened | None = None,
 ) -> tuple[Chunk, Chunk]:
     """A module that takes and gives caches, for the first chunk and for those that follow. Every rank calls this.
 
@@ -58,6 +60,8 @@ def stream(
             chunk, and caches for the next one: tensors in tuples, lists or dicts, of the same shapes after every chunk;
             None stands for one that is zeros yet. By default the module's own forward; "decode" or "encode" of a VAE of
             diffusers (docs/streaming.md).
+        open: of a chunk's arguments, extents that are known at run time only, by letter the dimension's number, as
+            {"z": {"H": 3, "W": 4}}; those of caches follow. A state is of the sizes of its chunks.
     Returns:
         Two that are called with a chunk: `y, state = first(x)`, `y, state = steady(x, state)`; without gradients. Their
         `weights` is an nn.Module with the parameters and buffers of both, as of `methods`.
@@ -65,7 +69,7 @@ def stream(
         InputError: as of `methods`; forward takes no caches, or gives others after another chunk; or a VAE has none.
     """
     how = how_of(mesh_or_grid, algorithm, target, dtype, process_group)
-    asked = graphs(module, first, steady, how, forward)
+    asked = graphs(module, first, steady, how, forward, open)
     packages = prepared(asked, mesh_or_grid, process_group)
     mesh = mesh_of(packages["first"], mesh_or_grid, process_group)
     return chunks(module, asked, packages, mesh, whole=whole)
@@ -77,6 +81,7 @@ def graphs(
     steady: Sequence[Any],
     how: How,
     forward: str | Callable[..., Any] | None = None,
+    opened: Opened | None = None,
 ) -> dict[str, Asked]:
     """What is exported of a stream; as of `stream`."""
     function = adapter(module, forward) if isinstance(forward, str) else forward or type(module).forward
@@ -87,9 +92,10 @@ def graphs(
         )
     zeros = _caches(module, function, first, steady)
     inputs = tuple(f"{CACHES}_{path.replace('.', '_')}" if path else CACHES for path, _ in slots(zeros.tree))
-    before = Asked(with_forward(module, function, "first"), tuple(first), replace(how, caches=("",)))
+    moving = _following(module, function, first, steady, zeros, opened) if opened else None
+    before = Asked(with_forward(module, function, "first"), tuple(first), replace(how, caches=("",)), opened)
     given = tuple(steady), {CACHES: filled(zeros.tree, zeros.examples)}
-    after = Asked(with_forward(module, function, "steady"), given, replace(how, caches=inputs))
+    after = Asked(with_forward(module, function, "steady"), given, replace(how, caches=inputs), moving)
     return {"first": before, "steady": after}
 
 
@@ -108,6 +114,35 @@ class Zeros(NamedTuple):
 
     tree: Any
     examples: dict[str, Tensor]
+
+
+def _following(
+    module: Any, function: Callable[..., Any], first: Sequence[Any], steady: Sequence[Any], zeros: Zeros, opened: Opened
+) -> Opened:
+    """What is open of a later chunk: its arguments' extents, and those of caches that follow from them.
+
+    Raises:
+        InputError: as of `_caches`; no chunk of twice the example's extents can be made.
+    """
+    names = [n for n in inspect.signature(function).parameters if n != CACHES][1:]
+    if unknown := [n for n in opened if n not in names]:
+        raise InputError(f"open: a chunk has no {unknown[0]}", hint=f"one of {', '.join(names)}")
+
+    def larger(args: Sequence[Any]) -> list[Any]:
+        found = list(args)
+        for k, (name, x) in enumerate(zip(names, args, strict=False)):
+            dims = [d for letter, d in opened.get(name, {}).items() if letter != "N"]
+            found[k] = x.repeat([2 if d in dims else 1 for d in range(x.dim())]) if dims else x
+        return found
+
+    others = _caches(module, function, larger(first), larger(steady)).examples
+    moving: dict[str, Mapping[str, int]] = dict(opened)
+    for path, here in zeros.examples.items():
+        dims = [d for d, (a, b) in enumerate(zip(here.shape, others[path].shape, strict=True)) if a != b]
+        name = f"{CACHES}_{path.replace('.', '_')}" if path else CACHES
+        if dims:
+            moving[name] = {f"{FOLLOWS}{d}": d for d in dims}
+    return moving
 
 
 def _caches(module: Any, function: Callable[..., Any], first: Sequence[Any], steady: Sequence[Any]) -> Zeros:
@@ -230,13 +265,16 @@ class Chunk:
                     )
                     raise InputError(fact, hint="a grid whose axes split what the module takes and what it keeps alike")
 
-    def __call__(self, *args: Any, batch: int | None = None) -> tuple[Any, State]:
+    def __call__(
+        self, *args: Any, batch: int | None = None, sizes: Mapping[str, int] | None = None
+    ) -> tuple[Any, State]:
         """What the module makes of a chunk, and the state behind it. Every rank of the mesh calls it.
 
         Args:
             args: the chunk's arguments; of a later chunk the state before it, behind them. Whole tensors on every rank,
                 or with whole=False this rank's blocks.
-            batch: with whole=False the number of samples, where it is not the compiled one, or the state's.
+            batch: with whole=False the number of samples, where it is not the compiled one, or the state's;
+                `sizes`: other open extents of a first chunk, by letter.
         Raises:
             InputError: no such arguments; a state of another stream, or of another number of samples.
             RuntimeError: ranks give other states.
@@ -245,7 +283,7 @@ class Chunk:
         try:
             state = None if self.is_first else self._state(args)
             inputs = self._inputs(args if state is None else args[:-1], state)
-            sizes = self._sizes(inputs, state, batch)
+            known = self._sizes(inputs, state, batch, sizes or {})
             scatter: Any = self.package.scatter
             if both.whole:
                 inputs |= {n: scatter(n, inputs[n], network._mesh) for n in self.chunk}
@@ -254,11 +292,11 @@ class Chunk:
             raise
         network._taken = {"states": "none" if state is None else f"state {state.number}"}
         halos = () if state is None else tuple(both.inputs[path] for path in state.halos)
-        boxes = both.boxes(sizes)
+        boxes = both.boxes(known)
         around = {out: boxes[n] for path, out in self.caches.items() if (n := both.inputs[path]) in boxes}
         given = [inputs[n] for n in network.call.inputs]
-        made, handed = network.handing_on(given, sizes, halos, around)
-        return self._given(made, handed, sizes)
+        made, handed = network.handing_on(given, known, halos, around)
+        return self._given(made, handed, known)
 
     def _given(self, made: Any, handed: Sequence[str], sizes: Sizes) -> tuple[Any, State]:
         network, both = self.network, self.both
@@ -322,18 +360,21 @@ class Chunk:
         tree = self.network.call.arguments.trees[CACHES]
         return filled(tree, {name: state.blocks[path] for path, name in self.both.inputs.items()})
 
-    def _sizes(self, inputs: Mapping[str, Tensor], state: State | None, batch: int | None) -> Sizes:
+    def _sizes(
+        self, inputs: Mapping[str, Tensor], state: State | None, batch: int | None, sizes: Mapping[str, int]
+    ) -> Sizes:
         net = self.network._net
         known: Sizes = state.sizes if state is not None else net.open
         if self.both.whole:
             count, others = sizes_of(self.package, {n: inputs[n] for n in self.chunk})
             found: Sizes = net.opened(count, {**dict(zip(net.letters, known, strict=True)), **others})
         else:
-            found = known if batch is None else (batch, *known[1:])
+            others = dict(zip(net.letters, known, strict=True)) | dict(sizes)
+            found = net.opened(None, others if batch is None else others | {"N": batch})
         if state is not None and found != state.sizes:
             before, now = ([f"{a}={n}" for a, n in zip(net.letters, one, strict=True)] for one in (state.sizes, found))
             fact = f"{self.both.name}: the state before is of {', '.join(before)}, the chunk of {', '.join(now)}"
-            raise InputError(fact, hint="chunks of one video have as many samples each; first(x) begins another one")
+            raise InputError(fact, hint="chunks of one video are of one size; first(x) begins another one")
         return found
 
     def bytes_sent(self, state: State | None = None) -> int:

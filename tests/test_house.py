@@ -19,8 +19,8 @@ ROOMS = (
     "__init__", "errors", "knobs", "resources", "free_memory", "late", "interrupts",
     "algebra", "operations", "data", "spec", "files", "pictures", "program", "passes", "cost", "plan",
     "kernels", "sw26010", "emit", "compiler", "network_compiler", "tune", "package_cache", "packages", "exports",
-    "agreement", "whole", "parallel", "one_set", "serving", "losses", "causal_vaes", "streams", "explain", "calibrate",
-    "verify", "papers", "bench",
+    "agreement", "whole", "parallel", "one_set", "by_sizes", "serving", "losses", "causal_vaes", "streams", "explain",
+    "calibrate", "verify", "papers", "bench",
     "commands", "cli", "__main__",
 )  # fmt: skip
 MESH_ROOMS = (

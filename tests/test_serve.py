@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+from math import prod
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -20,9 +21,15 @@ from torch.utils._pytree import tree_leaves
 
 import convgen
 from convgen.algebra.grid import Grid
+from convgen.by_sizes import SCHEDULE, LayoutPrices, call_picoseconds, least
+from convgen.cost.machines import load_machine
+from convgen.cost.moving import PICOSECONDS
 from convgen.errors import InputError
-from convgen.network_compiler import compile_network
+from convgen.network_compiler import compile_network, program_like
+from convgen.serving import Layout, Served
+from convgen.spec.aten.describe import describe
 from convgen.spec.exported import exported
+from convgen.spec.target import CPU
 from convgen.verify.processes import spawn
 from convgen.verify.virtual import VirtualTransport, World
 
@@ -192,6 +199,55 @@ def test_sizes_that_are_wrong_are_refused_beforehand(package: Any) -> None:
         model.warm_up([{"K": 3}])
     model.warm_up([{"H": h, "W": 9} for h in range(2, 62)])
     assert model.keeps_shapes == 60
+
+
+def test_a_size_is_run_in_the_layout_of_the_least_price_that_fits(package: Any, tmp_path: Path) -> None:
+    """Prices are those of the programs as they were compiled, at each size; memory is a rank's; ranks find the same."""
+    graph = exported(Coder().eval(), (torch.zeros(1, 2, 12, 10),), name="coder", training=False, opened=OPEN).graph
+    grids = {"H=2,W=2": {"H": 2, "W": 2}, "W=4": {"W": 4}, "W=1": {"W": 1}}
+    programs = {name: compile_network(graph, Grid(tuple(axes.items()))) for name, axes in grids.items()}
+    files = {name: one.package().files for name, one in programs.items()}
+    packages = {n: package if n == "H=2,W=2" else imported(f, tmp_path / n[:3]) for n, f in files.items()}
+    texts = {name: one[SCHEDULE] for name, one in files.items()}
+    machine = load_machine("cpu")
+
+    def served(rank: int, whole: bool) -> Served:
+        layouts: list[Layout] = []
+        for name, one in packages.items():
+            ranks = prod(grids[name].values())
+            mesh = one.init_mesh("cpu", transport=Echo(rank % ranks, ranks))
+            layouts.append(Layout(name, one, mesh, one.Network(mesh, parameters="blocks").eval()))
+        return Served(layouts, lambda: LayoutPrices.read(graph, texts, CPU, machine, whole=whole), None, whole)
+
+    draw, chosen = Random(0), set[str]()
+    for whole in (False, True):
+        ranks = [served(0, whole), served(3, whole)]
+        for k in range(6):
+            sizes = {"N": draw.choice([1, 3]), "H": draw.choice([1, 9, 700, 2000]), "W": draw.choice([3, 90, 2000])}
+            at = describe(graph.at(sizes))
+            wanted = {
+                name: call_picoseconds(program_like(one.program, at), machine, one.dtype, whole=whole)
+                for name, one in programs.items()
+            }
+            found = [one.at(**sizes).name for one in ranks]
+            assert found == [min(wanted, key=lambda name: wanted[name])] * 2
+            (listed,) = {tuple(one.choices[tuple(sizes.values())]) for one in ranks}
+            assert [c.seconds for c in listed] == sorted(n / PICOSECONDS for n in wanted.values())
+            chosen.add(found[0])
+            for one in ranks[: k < 2]:
+                one.limit_bytes = max(c.peak_bytes for c in listed) - 1
+                assert one.at(**sizes).name == next(c.layout for c in listed if c.peak_bytes <= one.limit_bytes)
+                one.limit_bytes = min(c.peak_bytes for c in listed) // 2
+                with pytest.raises(ValueError, match="fits in no layout"):
+                    one.at(**sizes)
+                one.limit_bytes = None
+    assert len(chosen) == 3
+
+
+def test_of_layouts_that_take_as_long_the_one_that_is_named_first_is_taken() -> None:
+    times, peaks = {"b": 5, "a": 5, "c": 4}, {"a": 10, "b": 10, "c": 30}
+    assert least(["b", "a", "c"], times, peaks, None) == ["c", "b", "a"]
+    assert least(["a", "b", "c"], times, peaks, 20) == ["a", "b", "c"]
 
 
 @pytest.fixture

@@ -33,11 +33,16 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def compiled(
-    module: Any, first: tuple[Tensor, ...], steady: tuple[Tensor, ...], grid: str, forward: Any = None
+    module: Any,
+    first: tuple[Tensor, ...],
+    steady: tuple[Tensor, ...],
+    grid: str,
+    forward: Any = None,
+    open: Any = None,
 ) -> Ready:
     """A stream that is compiled, for many ranks of this process."""
     axes = GRIDS[grid]
-    asked = graphs(module, first, steady, how_of(axes, None, "cpu", None, None), forward)
+    asked = graphs(module, first, steady, how_of(axes, None, "cpu", None, None), forward, open)
     return module, asked, prepared(asked, axes), axes
 
 
@@ -115,6 +120,30 @@ def test_streams_are_what_one_shot_makes(grid: str, rows: tuple[int, int], each:
     if samples == 1 and min(rows) > 1:
         assert sum(moved for _, _, moved, *_ in found) == found[0][4][0]
         assert found[0][4][1] >= found[0][4][0] * (1 + 2 / (2 * each))
+
+
+def test_one_stream_takes_any_size() -> None:
+    """In 2 to 5 chunks, ragged and of few rows; a state is of the size of its chunks."""
+    z = torch.zeros(1, 3, 3, 5, 6, dtype=torch.float64)
+    given = compiled(seeded(), (z[:, :, :1],), (z[:, :, 1:],), "2x2", open={"z": {"H": 3, "W": 4}})
+    shapes = [(5, 6, 1, 1), (12, 3, 2, 2), (2, 9, 4, 1), (7, 7, 3, 1)]
+    videos = [torch.randn(n, 3, 1 + 2 * count, h, w, dtype=torch.float64) for h, w, count, n in shapes]
+    with torch.no_grad():
+        wanted = [one_shot(given[0], one) for one in videos]
+
+    def program(first: Chunk, steady: Chunk, transport: VirtualTransport) -> list[str]:
+        said: list[str] = []
+        for one, want in zip([*videos, videos[0]], [*wanted, wanted[0]], strict=True):
+            y, state = streamed(first, steady, one, 2)
+            assert float((y - want).abs().max()) < 1e-12
+            assert state.sizes == (one.shape[0], *one.shape[3:])
+            with pytest.raises(InputError) as caught:
+                steady(one[:, :, :2, :, :2], state)
+            said.append(str(caught.value))
+        return said
+
+    for said in on_ranks(given, program):
+        assert "the state before is of N=1, H=5, W=6, the chunk of N=1, H=5, W=2" in said[0]
 
 
 def test_a_state_is_of_its_stream_and_may_be_used_again() -> None:

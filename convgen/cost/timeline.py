@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from convgen.algebra.grid import Grid
 from convgen.algebra.index_sets import volume
+from convgen.algebra.involved import one_tensor, sides_of
 from convgen.algebra.layout import Layout
 from convgen.algebra.redistribute import Conversion
 from convgen.algebra.signature import Signature
@@ -194,20 +195,21 @@ def simulate(
     links: Share = "shared",
     of_inputs: bool = False,
     alike: bool = False,
+    trains: bool = True,
 ) -> Timeline:
-    """A step of training on a machine, forward and backward.
+    """A step of training on a machine, forward and backward; or forward alone.
 
     Args:
         links: whether collectives of several lanes share each rank's link, or have one each.
         of_inputs: whether inputs want gradients, too.
         alike: one rank stands for all that take as long in every step; spans are of those that stand for others.
+        trains: whether there is a backward pass.
     """
     price, grid = price_on(program.grid, machine, dtype), program.grid
-    phases = {
-        "forward": _timed(program, price, forward(program)),
-        "backward": _timed(program, price, backward(program, of_inputs=of_inputs)),
-    }
-    ranks = _distinct([*phases["forward"], *phases["backward"]]) if alike else np.arange(grid.ranks)
+    phases = {"forward": _timed(program, price, forward(program))}
+    if trains:
+        phases["backward"] = _timed(program, price, backward(program, of_inputs=of_inputs))
+    ranks = _distinct([one for steps in phases.values() for one in steps]) if alike else np.arange(grid.ranks)
     clock = _Clock(price, Link(links), np.zeros(len(ranks)), [-1] * len(ranks))
     computing, serial = np.zeros(len(ranks)), 0.0
     ends: list[float] = []
@@ -385,6 +387,14 @@ def _interior(row: PlacedRow, grid: Grid) -> tuple[Seconds, NDArray[np.int64]]:
     """By rank the interior's share, and how many pieces the boundary has."""
     assert row.early is not None
     return interior_rows(row, row.early, grid), boundary_pieces(row, row.early, grid)
+
+
+def forget() -> None:
+    """Let go of what is remembered of steps and their prices, as of sizes that nobody asks for again."""
+    for known in (_conversion_seconds, _chunk_seconds, _busy_seconds, _copied, _held_result, _interior):
+        known.cache_clear()
+    for known in (price_on, index_sets, one_tensor, sides_of):
+        known.cache_clear()
 
 
 def exposed(timeline: Timeline) -> Iterator[Travelled]:

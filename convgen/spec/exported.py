@@ -362,7 +362,7 @@ class _Made:
             here = self.read(program, training, (), symbols)
 
             def trace(sizes: Mapping[str, int]) -> Side:
-                examples = self.examples.of_sizes(sizes)
+                examples = self.examples.of_sizes(sizes, symbols.follows)
                 try:
                     other = self.functional(self.trace(examples, examples.dynamic_shapes()), training)
                 except _ExportError as error:

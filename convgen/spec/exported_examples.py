@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from convgen.errors import InputError
 from convgen.spec.containers import Slot, alike, check_leaf, filled, said, taken, tree_of
-from convgen.spec.exported_open import Opened, check_opened
+from convgen.spec.exported_open import Follows, Opened, check_opened
 from convgen.spec.exported_state import dtype_name
 from convgen.spec.graph import DTYPES
 from convgen.spec.text import number_of, one_line
@@ -125,13 +125,13 @@ class Examples:
         """With other tensors in the place of some."""
         return replace(self, values=self.values | dict(given))
 
-    def of_sizes(self, sizes: Mapping[str, int]) -> Examples:
+    def of_sizes(self, sizes: Mapping[str, int], follows: Follows) -> Examples:
         """Zeros of other sizes by letter, whose memory is taken when it is touched."""
         given: dict[str, torch.Tensor] = {}
         for name, dims in self.letters.items():
             shape = list(self.values[name].shape)
             for letter, d in dims.items():
-                shape[d] = sizes[letter]
+                shape[d] = sizes[letter] if letter in sizes else int(follows[name][d](sizes))
             given[name] = self.values[name].new_zeros(shape)
         return self.with_values(given)
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 Opened = Mapping[str, Mapping[str, int]]  # by input, by letter the number of the dimension
+Follows = dict[str, dict[int, Callable[[Mapping[str, int]], Any]]]  # by input, by dimension, from sizes of letters
+FOLLOWS = "+"  # how the place of a letter begins where an extent follows from letters of other inputs
 PROBES = (*range(2, 17), 31, 64, 97, 1021, 65536)  # numbers of samples for which conditions must hold
 LARGE = 256  # what holds from here on fails at small sizes alone
 TRIED = (*range(LARGE, LARGE + 64), 509, 1021, 4099)
@@ -48,12 +50,14 @@ class Symbols:
         sizes: by letter other than N, the example's.
         conditions: of sizes.
         small: guards that hold for all sizes but small ones.
+        follows: of inputs, by dimension, extents that follow from letters.
     """
 
     letters: dict[Any, str] = field(default_factory=dict[Any, str])
     sizes: dict[str, int] = field(default_factory=dict[str, int])
     conditions: list[Condition] = field(default_factory=list[Condition])
     small: list[Small] = field(default_factory=list["Small"])
+    follows: Follows = field(default_factory=dict[str, "dict[int, Callable[[Mapping[str, int]], Any]]"])
 
 
 def check_opened(opened: Opened, tensors: Mapping[str, torch.Tensor], name: str) -> None:
@@ -64,6 +68,8 @@ def check_opened(opened: Opened, tensors: Mapping[str, torch.Tensor], name: str)
             raise InputError(f"open: {name} has no input {argument}", hint=f"one of {', '.join(tensors)}")
         shape = tensors[argument].shape
         for letter, d in dims.items():
+            if letter.startswith(FOLLOWS):
+                continue
             if letter not in LETTERS or (letter == "N") != (d == 0):
                 hint = f"N is dimension 0; others are {', '.join(LETTERS[1:])}"
                 raise InputError(f"open: dimension {d} of {argument} can't be {letter}", hint=hint)
@@ -121,6 +127,9 @@ def symbols_of(program: ExportedProgram, inputs: Mapping[str, torch.Tensor], ope
     for argument, dims in opened.items():
         for letter, d in dims.items():
             size: Any = inputs[argument].shape[d]
+            if letter.startswith(FOLLOWS):
+                guards |= {} if isinstance(size, int) else guards_of(size)
+                continue
             if isinstance(size, int) or not size.node.expr.is_Symbol:
                 fact = f"{name}: {letter}, dimension {d} of {argument}, is {size} by the way it is used"
                 raise InputError(fact, hint=f"without {letter} open: an import for this size")
@@ -128,6 +137,16 @@ def symbols_of(program: ExportedProgram, inputs: Mapping[str, torch.Tensor], ope
             if letter != "N":
                 found.sizes[letter] = int(size.node.hint)
             guards |= guards_of(size)
+    for argument, dims in opened.items():
+        for d in (d for letter, d in dims.items() if letter.startswith(FOLLOWS)):
+            extent: Any = inputs[argument].shape[d]
+            of = _always(extent) if isinstance(extent, int) else evaluated(extent.node.expr, found.letters)
+            if of is None:
+                fact = f"{name}: dimension {d} of {argument} does not follow from {', '.join(found.letters.values())}"
+                raise InputError(
+                    fact, hint="what a chunk makes and what the next one takes, of extents that are its own"
+                )
+            found.follows.setdefault(argument, {})[d] = of
     ours = {s: import_module("sympy").Symbol(a, positive=True, integer=True) for s, a in found.letters.items()}
     names = {one: one.name for one in ours.values()}
     ranges: Any = cast("Any", program).range_constraints
@@ -158,6 +177,10 @@ def symbols_of(program: ExportedProgram, inputs: Mapping[str, torch.Tensor], ope
         elif not fails:
             found.small.append(Small(said, tuple(letters), holds))
     return found
+
+
+def _always(n: int) -> Callable[[Mapping[str, int]], Any]:
+    return lambda _: n
 
 
 def _tried(letters: Sequence[str]) -> Iterator[dict[str, int]]:

@@ -38,7 +38,7 @@ def least_sizes(
     bound = _holds_from(found.small, letters)
     if bound == 1:
         return []
-    runs = _Runs(program, module, examples)
+    runs = _Runs(program, module, examples, found)
     own = {"N": 2, **found.sizes}
 
     def works(least: Mapping[str, int]) -> bool:
@@ -79,8 +79,8 @@ def _fitting(sizes: Mapping[str, int], moved: Sequence[str], conditions: Sequenc
 class _Runs:
     """A program and its module, run at sizes."""
 
-    def __init__(self, program: ExportedProgram, module: torch.nn.Module, examples: Examples) -> None:
-        self.program, self.module, self.examples = program, module, examples
+    def __init__(self, program: ExportedProgram, module: torch.nn.Module, examples: Examples, found: Symbols) -> None:
+        self.program, self.module, self.examples, self.follows = program, module, examples, found.follows
 
     def alike(self, sizes: Mapping[str, int]) -> bool:
         """Whether both compute the same there; not where one of them doesn't run, or draws random numbers."""
@@ -115,7 +115,7 @@ class _Runs:
         for name, value in self.examples.tensors.items():
             shape = list(value.shape)
             for letter, d in self.examples.letters.get(name, {}).items():
-                shape[d] = sizes[letter]
+                shape[d] = sizes[letter] if letter in sizes else int(self.follows[name][d](sizes))
             if value.is_floating_point():
                 found[name] = torch.randn(shape, generator=draw).to(value.dtype)
             else:

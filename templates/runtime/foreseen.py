@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 from convgen.operations.autocast import ASKED
 
@@ -31,16 +30,9 @@ class Foreseen(NamedTuple):
 
     Attributes:
         peak_bytes: of tensors that the call makes, the most at a time; parameters, buffers and inputs are none of them.
-        flops: of products and convolutions; `touched_bytes`: read and written by all its operators.
-        sent: by number of ranks of a group how many messages go, and how many bytes.
-        launches: operators that write something.
     """
 
     peak_bytes: int
-    flops: int
-    touched_bytes: int
-    sent: tuple[tuple[int, int, int], ...]
-    launches: int
 
 
 class Nowhere:
@@ -48,20 +40,12 @@ class Nowhere:
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
-        self.sent: dict[int, tuple[int, int]] = {}
-
-    def _count(self, group: Group, elements: int, tensor: Tensor) -> None:
-        ranks = len(group.ranks)
-        messages, size = self.sent.get(ranks, (0, 0))
-        self.sent[ranks] = messages + ranks - 1, size + elements * tensor.element_size()
 
     def all_gather(self, tensor: Tensor, splits: Splits, group: Group) -> Tensor:
-        self._count(group, tensor.numel() * (len(splits) - 1), tensor)
         return tensor.new_empty(sum(splits))
 
     def reduce_scatter(self, tensor: Tensor, splits: Splits, group: Group) -> Tensor:
         mine = splits[group.ranks.index(self.rank)]
-        self._count(group, tensor.numel() - mine, tensor)
         if group.sums != "ordered":
             return tensor.new_empty(mine)
         return ordered_sum(tensor.new_empty(mine * len(splits)), len(splits), group)
@@ -72,11 +56,9 @@ class Nowhere:
             return ordered_sum(self.all_gather(tensor, (tensor.numel(),) * 2, group), 2, group)
         if in_order:
             return self.all_gather(self.reduce_scatter(tensor, splits, group), splits, group)
-        self._count(group, tensor.numel(), tensor)
         return tensor.clone()
 
     def exchange(self, tensor: Tensor, splits: tuple[Splits, Splits], group: Group) -> Tensor:
-        self._count(group, sum(splits[0]), tensor)
         return tensor.new_empty(sum(splits[1]))
 
     def all_to_all(self, tensor: Tensor, splits: tuple[Splits, Splits], group: Group) -> Tensor:
@@ -92,33 +74,22 @@ WITHOUT_META: dict[Any, Callable[..., Any]] = {torch.ops.aten.batch_norm_update_
 
 
 class Ledger(TorchDispatchMode):
-    """Storages that are made inside of it, and what its operators do."""
+    """Storages that are made inside of it: how many bytes of them live, and the most that did."""
 
     def __init__(self, given: Iterable[Tensor] = ()) -> None:
         super().__init__()
-        self.live_bytes = self.peak_bytes = self.flops = self.touched_bytes = self.launches = 0
+        self.live_bytes = self.peak_bytes = 0
         self._known: weakref.WeakSet[Any] = weakref.WeakSet(t.untyped_storage() for t in given)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         known = WITHOUT_META.get(func)
         made = func(*args, **(kwargs or {})) if known is None else known(*args, **(kwargs or {}))
         several = made if isinstance(made, (tuple, list)) else (made,)
-        results = [t for t in several if isinstance(t, Tensor) and t.is_meta]
-        writes = False
-        for t in results:
-            storage = t.untyped_storage()
-            if storage not in self._known:
+        for t in several:
+            if isinstance(t, Tensor) and t.is_meta and (storage := t.untyped_storage()) not in self._known:
                 self._known.add(storage)
                 self._change(size := storage.nbytes())
                 weakref.finalize(storage, self._change, -size)
-                writes = True
-        if writes or func._schema.is_mutable:
-            self.launches += 1
-            read = [a for a in args if isinstance(a, Tensor)]
-            self.touched_bytes += sum(t.numel() * t.element_size() for t in (*read, *results))
-            packet = func.overloadpacket
-            if packet in flop_registry:
-                self.flops += flop_registry[packet](*args, **(kwargs or {}), out_val=made)
         return made
 
     def _change(self, size: int) -> None:
@@ -169,5 +140,4 @@ def foresee(
                 execute(backward.codes, slots)
     finally:
         ASKED.types = asked
-    sent = tuple([(ranks, *both) for ranks, both in sorted(end.sent.items())])
-    return Foreseen(ledger.peak_bytes, ledger.flops, ledger.touched_bytes, sent, ledger.launches)
+    return Foreseen(ledger.peak_bytes)
