@@ -14,10 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from convgen.algebra.grid import Grid
+from convgen.bench.correct import Corrected
 from convgen.bench.marks import Clock
 from convgen.bench.rounds import Took, interleaved, took
+from convgen.bench.run import Effort, Subject, step_corrections
 from convgen.bench.ways import package_way
 from convgen.calibrate.team import Team
+from convgen.cost.machine import Machine
 from convgen.cost.timeline import simulate
 from convgen.errors import InputError
 from convgen.explain.planned_scaling import memory_bytes
@@ -31,6 +34,7 @@ from convgen.spec.graph import Graph
 from convgen.spec.target import Target
 from convgen.spec.text import aligned, number_of
 
+EFFORT = Effort(rounds=7, warm=2, marked=7)  # of the steps of each
 WARM, LEAST, MOST = 3, 5, 300  # rounds: that don't count, and the fewest and most that do
 LINKS = (0.25, 4.0)  # as if links were so many times as fast: layouts that move less, or more
 DRAWN = 2000  # resamples of the rounds
@@ -108,9 +112,18 @@ def _programs(graph: Graph, ranks: int, setting: Setting, tell: Callable[[str], 
 
 
 def run_in_turn(
-    team: Team, tried: Sequence[Candidate], tensors: Mapping[str, Tensor], folder: Path, seconds: float
-) -> list[Tried]:
-    """Every candidate for about so many seconds, in turn; the same on all ranks, the fastest first."""
+    team: Team,
+    tried: Sequence[Candidate],
+    tensors: Mapping[str, Tensor],
+    folder: Path,
+    seconds: float,
+    machine: Machine | None = None,
+) -> tuple[list[Tried], list[Corrected]]:
+    """Every candidate for about so many seconds, in turn; the same on all ranks, the fastest first.
+
+    Args:
+        machine: of which is asked what it has wrong of their steps; none: nothing is.
+    """
     clock = Clock(team.device)
     ways = {
         f"{i}": package_way(
@@ -126,7 +139,12 @@ def run_in_turn(
     steps = {name: one.sum(axis=-1) for name, one in found.items()}  # [ranks, rounds]
     shares = sure([steps[name].max(axis=0) for name in ways])
     done = [Tried(one, took(steps[f"{i}"]), shares[i]) for i, one in enumerate(tried)]
-    return sorted(done, key=lambda one: one.took.median)
+    corrected: list[Corrected] = []
+    for i, one in enumerate(tried if machine is not None else ()):
+        assert machine is not None
+        subject = Subject(one.compiled, tensors)
+        corrected += step_corrections(team, ways[f"{i}"], subject, folder / f"try{i}", machine, EFFORT)
+    return sorted(done, key=lambda one: one.took.median), corrected
 
 
 def sure(rounds: Sequence[NDArray[np.float64]]) -> list[float]:

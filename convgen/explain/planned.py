@@ -142,6 +142,9 @@ def _summary(plan: Planned) -> Iterator[str]:
         yield f"scouted {grid}: {seconds * 1e3:.3f} ms with few candidates"
     if machine.timed is not None:
         yield _measured(plan)
+    if machine.steps:
+        steps = number_of(sum(len(one.steps) for one in layers), "step")
+        yield f"known   {_known(plan)} of {steps} as they were measured"
 
 
 def _ranks(plan: Planned) -> str:
@@ -185,6 +188,11 @@ def _measured(plan: Planned) -> str:
     )
 
 
+def _known(plan: Planned) -> int:
+    """Steps that take what was measured of the same work."""
+    return sum(s.measured > 0 for one in plan.layers for s in one.steps)
+
+
 def _milliseconds(time_ps: int) -> str:
     return f"{time_ps / PICOSECONDS * 1e3:.3f} ms"
 
@@ -215,6 +223,7 @@ def planned_json(plan: Planned) -> dict[str, Any]:
         "sample_parallelism": plan.sample_json(),
         "heuristic_seconds": None if found.heuristic is None else found.heuristic() / PICOSECONDS,
         "again": [s.path for s in program.again],
+        "measured_steps": _known(plan) if machine.steps else 0,
         "tried": [{"grid": grid.plain, "seconds": seconds} for grid, seconds in found.tried],
         "nodes": [_layer_json(plan, one) for one in layers],
     }
@@ -243,6 +252,7 @@ def _layer_json(plan: Planned, one: Layer) -> dict[str, Any]:
                 "seconds": s.seconds,
                 "sent_bytes": s.sent_bytes,
                 "flops": s.flops,
+                "measured": s.measured > 0,
             }
             for s in one.steps
         ],
