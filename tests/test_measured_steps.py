@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from statistics import stdev
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from convgen.cost.measured_steps import NONE, MeasuredSteps, Seconds, Travel, Wo
 from convgen.cost.rows import program_cost
 from convgen.cost.steps_file import STEPS, as_written, steps_text, with_steps, write_steps
 from convgen.cost.timeline import simulate
+from convgen.cost.uncertainty import estimate
 from convgen.errors import InputError
 from convgen.explain.planned import Planned, planned_json, planned_text
 from convgen.network_compiler import CompiledNetwork, compile_network, plan_graph
@@ -117,6 +120,54 @@ def test_faster_links_have_faster_travels() -> None:
         (WORK, Seconds(2.0, 0)),
         (TRAVEL, Seconds(1.0, 0.1)),
     )
+
+
+# ---- How far it may be off ----
+
+
+def test_an_estimate_is_off_as_its_steps_are_together() -> None:
+    """Against what machines of other numbers, drawn, take: links and computing each by the share that is said."""
+    draw, compiled = Random(1), network(N=2)
+    on = replace(CPU, launch_s=0.0, network_launch_s=0.0, uncertainty=(("computing", 0.1), ("links", 0.2)))
+    plain = replace(compiled, program=compiled.plain)
+    found = estimate(plain.program, on, "float32")
+    assert found is not None and found.seconds == simulate(plain.program, on, "float32").end_s
+    local, taken = simulate(plain.program, on, "float32").computing_s, list[float]()
+    for _ in range(300):
+        slower, longer = (math.exp(draw.gauss(0, s)) for s in (0.1, 0.2))
+        other = replace(with_links(on, 1 / longer), memory_bytes_per_s=on.memory_bytes_per_s / slower)
+        taken.append(simulate(plain.program, replace(other, efficiency=on.efficiency / slower), "float32").end_s)
+    # All of computing together is the most that it can be off, and a kind of collective alone the least of links.
+    assert 0.3 < found.deviation / stdev(taken) < 1.1 and found.deviation > 0.1 * local / 3
+    assert estimate(plain.program, CPU, "float32") is None and found.is_alike(found)
+    slower = replace(found, seconds=found.seconds * 1.001)
+    assert not found.is_alike(slower)  # what they have in common tells nothing of which is faster
+    assert found.is_alike(replace(slower, deviations={}))
+
+
+def test_a_measured_step_is_off_as_its_repeats_are() -> None:
+    compiled = network(H=2)
+    on = replace(CPU, uncertainty=(("computing", 0.1), ("links", 0.1)))
+    steps = corrected(compiled, on, replace(with_links(CPU, 1 / 5), efficiency=CPU.efficiency / 3, launch_s=1e-3))
+    known = [MeasuredSteps(tuple((s, t._replace(spread=p)) for s, t in steps.steps)) for p in (0.0, 1.0)]
+    quiet, noisy = (estimate(compiled.program, replace(on, steps=one), "float32") for one in known)
+    assert quiet is not None and noisy is not None
+    assert quiet.seconds == noisy.seconds and quiet.deviation < 0.2 * noisy.deviation
+
+
+def test_a_plan_says_how_sure_it_is() -> None:
+    sure, unsure = (
+        Planned(*plan_graph(graph(), 2, setting), setting, {})
+        for setting in (
+            Setting(machine=replace(CPU, uncertainty=(("computing", u), ("links", u)))) for u in (1e-9, 9.0)
+        )
+    )
+    assert (sure.alike == [] and "sample parallelism alone" in unsure.alike) or unsure.program == unsure.sample
+    assert "one standard deviation; alike with none" in planned_text(sure)
+    assert "one rank alone" in unsure.alike and "alike with one rank alone" in planned_text(unsure)
+    data = planned_json(unsure)
+    assert data["deviation_seconds"] > data["overlapped_seconds"] and data["alike"] == unsure.alike
+    assert planned_json(Planned(*plan_graph(graph(), 2, Setting(machine=CPU)), Setting(machine=CPU), {}))["alike"] == []
 
 
 # ---- The file ----

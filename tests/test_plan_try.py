@@ -87,7 +87,7 @@ def test_text_says_what_the_model_would_have_taken() -> None:
 
     def one(name: str, modelled: float, measured: float, fastest: float) -> Any:
         seconds = took(np.array([[measured] * 3]))
-        candidate = SimpleNamespace(name=name, compiled=compiled, seconds=modelled)
+        candidate = SimpleNamespace(name=name, compiled=compiled, seconds=modelled, estimate=None)
         return SimpleNamespace(candidate=candidate, took=seconds, fastest=fastest)
 
     lines = tried_text([one("rows", 2.0, 1.0, 0.9), one("plan", 1.0, 1.1, 0.1)], 2, "here").splitlines()

@@ -17,12 +17,11 @@ import numpy as np
 from convgen.bench.marks import Mark, key_of, sums
 from convgen.cost.machine import Machine
 from convgen.cost.measured_steps import MeasuredSteps, Seconds, Step, Travel
-from convgen.cost.network import bucket_record
 from convgen.cost.rows import Price, price_on
 from convgen.cost.timeline import local_seconds, moved_seconds, price_of, started_seconds
+from convgen.cost.travels import travel_of
 from convgen.program.flow import Flow, Local, Start, backward, forward
 from convgen.program.network import Moved, Program
-from convgen.program.rows import index_sets
 
 OFF = 0.15  # of what was measured: a model is right within it, or within what repeats are apart
 LEAST = 1e-3  # of a step: less is not worth a line
@@ -162,28 +161,17 @@ def _travels(
     alone: Mapping[tuple[str, str], Seconds],
 ) -> Iterator[tuple[Step, float, Seconds]]:
     for step in steps:
-        if isinstance(step, Moved) and step.conversion.kind != "slice":
+        if isinstance(step, Moved):
             key = key_of("move", step.step, phase)
             taken = seconds_of(rounds[key]) if key in rounds else None
-            if taken is not None and (travel := _travel(program, price, step)).sent_bytes:
-                yield travel, moved_seconds(program, price, step), taken
-        elif isinstance(step, Start) and not step.chunk and (taken := alone.get((phase, step.name))):
-            travel = _bucket(program, price, step) if step.bucket else _travel(program, price, step.moved[0])
-            if travel.sent_bytes:
-                yield travel, started_seconds(program, price, step), taken
-
-
-def _travel(program: Program, price: Price, moved: Moved) -> Travel:
-    c, moves = moved.conversion, price.of(program.dtype_of(moved)).moves
-    sent = moves.moved(index_sets(moved.placed.signature, program.grid), c).sent
-    return moves.travel(c.kind, c.over, sent)
-
-
-def _bucket(program: Program, price: Price, start: Start) -> Travel:
-    assert start.bucket is not None
-    moves = price.of(start.bucket.dtype).moves
-    sent = max(bucket_record(program, start.bucket, start.moved)["bytes_sent_per_rank"])
-    return moves.travel("all_reduce", start.bucket.over, sent // moves.element_bytes)
+            modelled = moved_seconds(program, price, step)
+        elif isinstance(step, Start):
+            taken, modelled = alone.get((phase, step.name)), started_seconds(program, price, step)
+        else:
+            continue
+        travel = travel_of(program, price, step)
+        if taken is not None and travel is not None:
+            yield travel, modelled, taken
 
 
 def corrected_text(some: Sequence[Corrected], file: str) -> str:

@@ -22,6 +22,7 @@ from convgen.bench.ways import package_way
 from convgen.calibrate.team import Team
 from convgen.cost.machine import Machine
 from convgen.cost.timeline import simulate
+from convgen.cost.uncertainty import Estimate, estimate, plus_minus
 from convgen.errors import InputError
 from convgen.explain.planned_scaling import memory_bytes
 from convgen.network_compiler import CompiledNetwork, by_samples, compile_network, compile_plan, plan_graph
@@ -48,11 +49,13 @@ class Candidate:
     Attributes:
         name: where it is from.
         seconds: modelled, with what travels meanwhile.
+        estimate: the same, and how far it may be off; None where the machine doesn't know.
     """
 
     name: str
     compiled: CompiledNetwork
     seconds: float
+    estimate: Estimate | None = None
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ def candidates(
         if any(compiled.plain == other.compiled.plain for other in found):
             continue
         step = simulate(compiled.program, machine, dtype or compiled.dtype, alike=True).end_s
-        found.append(Candidate(name, compiled, step))
+        found.append(Candidate(name, compiled, step, estimate(compiled.program, machine, dtype or compiled.dtype)))
     return sorted(found, key=lambda one: one.seconds)[:count]
 
 
@@ -186,7 +189,21 @@ def tried_text(found: Sequence[Tried], ranks: int, machine: str) -> str:
     if modelled is not best:
         more = modelled.took.median / best.took.median - 1
         lines.append(f"modelled {modelled.candidate.name}, which takes {more:.1%} longer")
+    alike = _alike([one.candidate for one in found])
+    if alike is not None:
+        lines.append(f"the model {alike}")
     return "\n".join(lines)
+
+
+def _alike(found: Sequence[Candidate]) -> str | None:
+    """Which of them the model can't tell from its first; None where it doesn't know how far it is off."""
+    first = min(found, key=lambda one: one.seconds)
+    if first.estimate is None:
+        return None
+    others = [one for one in found if one is not first and one.estimate is not None]
+    near = [one.name for one in others if one.estimate is not None and first.estimate.is_alike(one.estimate)]
+    with_which = f"alike with {', '.join(near)}" if near else "alike with none of the others"
+    return f"says {plus_minus(first.estimate)} of {first.name}, one standard deviation, {with_which}"
 
 
 def tried_json(found: Sequence[Tried]) -> list[dict[str, Any]]:
@@ -196,6 +213,7 @@ def tried_json(found: Sequence[Tried]) -> list[dict[str, Any]]:
             "layout": one.candidate.name,
             "grid": one.candidate.compiled.program.grid.plain,
             "modelled_s": one.candidate.seconds,
+            "deviation_s": None if one.candidate.estimate is None else one.candidate.estimate.deviation,
             "seconds": one.took.median,
             "p20": one.took.p20,
             "p80": one.took.p80,

@@ -82,6 +82,7 @@ class Machine:
         probes: convolutions by shape; empty where one efficiency is taken for all.
         timed: seconds of single convolutions, where they were measured.
         steps: of packages, as they were measured where the model was off.
+        uncertainty: (computing or links, one standard deviation of its seconds as a share of them); empty: not said.
         hides_gradients: whether sums of parameters' gradients take no time, as if backward hid them all ([CF] 5 and
             [SP] VI overlap them).
     """
@@ -103,6 +104,7 @@ class Machine:
     probes: tuple[Probe, ...] = ()
     timed: LocalTimes | None = None
     steps: MeasuredSteps = NONE
+    uncertainty: tuple[tuple[str, float], ...] = ()
     hides_gradients: bool = False
 
     @property

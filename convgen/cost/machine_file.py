@@ -21,6 +21,7 @@ measured_collectives:             # optional: measured over modelled seconds, by
   - {collective: all_gather, ranks: 2, bytes: [2048, 131072], over_model: [1.6, 2.1]}
 measured_convolutions:            # optional: share of the peak of forward, backward-data, backward-filter
   - {channels: 64, filters: 64, taps: 9, pixels: 3136, efficiency: [0.8, 0.7, 0.6]}   # groups: 1, step: 1
+uncertainty: {computing: 0.1, links: 0.2}   # optional: of seconds, one standard deviation
 measured_steps:                   # optional: steps of packages where the model was off (steps_file.py)
   - {row: conv_forward, extents: {N: 4, ...}, flops: 37748736, elements: 73728, type: float32, seconds: 1e-3, spread: 0}
   - {collective: all_reduce, ranks: 2, links: machine, bytes: 306880, seconds: 7e-4, spread: 0.2}
@@ -54,8 +55,9 @@ _NETWORK = "network_launch_s"
 _PROCESSOR = ("message_processor_s", "processor_s_per_byte")
 _OPTIONAL = (
     *("device", "memory_bytes", _NETWORK, *_PROCESSOR),
-    *("collectives", "measured_collectives", "measured_convolutions", STEPS),
+    *("collectives", "measured_collectives", "measured_convolutions", "uncertainty", STEPS),
 )
+UNCERTAIN = ("computing", "links")
 _MISFIT = ("collective", "ranks", "bytes", "over_model")
 _PROBE = ("channels", "filters", "taps", "pixels", "efficiency")
 _KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "exchange")
@@ -114,6 +116,7 @@ def machine_from_dict(data: dict[str, Any]) -> Machine:
         network_launch_s=positive(data[_NETWORK], (_NETWORK,)) if _NETWORK in data else None,
         message_processor_s=values.get("message_processor_s", 0.0),
         processor_s_per_byte=values.get("processor_s_per_byte", 0.0),
+        uncertainty=_uncertainty(data.get("uncertainty")),
         steps=read_steps(data.get(STEPS, [])),
     )
 
@@ -188,6 +191,14 @@ def _collectives(value: object) -> Collectives:
             hint = did_you_mean(str(name), known, f"one of {', '.join(known)}")
             raise InputError(f"{kind} can't be by {shown(name)}", ("collectives", kind), hint=hint)
     return Collectives(**data)
+
+
+def _uncertainty(value: object) -> tuple[tuple[str, float], ...]:
+    if value is None:
+        return ()
+    said = mapping(value, ("uncertainty",), "computing and links: one standard deviation as a share of seconds")
+    check_keys(said, UNCERTAIN, ("uncertainty",))
+    return tuple((key, positive(said[key], ("uncertainty", key))) for key in UNCERTAIN)
 
 
 def _items(data: dict[str, Any], key: str) -> Iterator[tuple[object, tuple[str | int, ...]]]:
