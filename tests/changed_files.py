@@ -86,6 +86,9 @@ measured_collectives:
   - {collective: all_gather, ranks: 2, bytes: [2048, 131072], over_model: [1.6, 2.1]}
 measured_convolutions:
   - {channels: 64, filters: 64, taps: 9, pixels: 3136, efficiency: [0.8, 0.7, 0.6]}
+measured_steps:
+  - {row: relu, gradients: [x], extents: {d0: 2}, flops: 0, elements: 8, type: float32, seconds: 1e-3, spread: 0.1}
+  - {collective: all_reduce, ranks: 2, links: machine, bytes: 4096, seconds: 1e-3, spread: 0.1}
 """
 CSV = "name,N,C,H,W,F,K,S,P,groups\none,4,4,8,8,6,3,1,1,1\ntwo,4,8,8,8,8,1,2,0,2\n"
 ATOMS = (

@@ -315,6 +315,8 @@ def test_scaling_is_of_samples_a_second() -> None:
         ("--grid N=2 --weak", "--weak: scaling wants several grids"),
         ("--grid N=1 --grid N=2 --trace t.json", "--trace is of one grid"),
         ("--grid N=2 --machine nowhere", "nowhere"),
+        ("--grid N=2 --correct cpu", "cpu is one that comes with convgen"),
+        ("--grid N=2 --correct m.yaml --machine cpu", "--correct m.yaml and --machine cpu"),
     ],
 )
 def test_refused(words: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

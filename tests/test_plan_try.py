@@ -17,12 +17,15 @@ from click.testing import CliRunner
 from convgen.bench.rounds import took
 from convgen.bench.tried import candidates, sure, tried_text
 from convgen.commands.main import cli
+from convgen.cost.machine_file import read_machine
 from convgen.cost.machines import load_machine
+from convgen.cost.steps_file import steps_text
 from convgen.cost.timeline import simulate
 from convgen.errors import InputError
 from convgen.explain.planned_scaling import memory_bytes
 from convgen.plan.parts import Room
 from convgen.plan.setting import Setting
+from convgen.resources import data_file
 from convgen.spec.graph import Graph
 from convgen.spec.graph_file import write_graph
 from convgen.spec.network_graph import network_graph
@@ -84,7 +87,7 @@ def test_text_says_what_the_model_would_have_taken() -> None:
 
     def one(name: str, modelled: float, measured: float, fastest: float) -> Any:
         seconds = took(np.array([[measured] * 3]))
-        candidate = SimpleNamespace(name=name, compiled=compiled, seconds=modelled)
+        candidate = SimpleNamespace(name=name, compiled=compiled, seconds=modelled, estimate=None)
         return SimpleNamespace(candidate=candidate, took=seconds, fastest=fastest)
 
     lines = tried_text([one("rows", 2.0, 1.0, 0.9), one("plan", 1.0, 1.1, 0.1)], 2, "here").splitlines()
@@ -98,17 +101,20 @@ def test_text_says_what_the_model_would_have_taken() -> None:
 
 def test_the_fastest_is_written_under_a_launcher(tmp_path: Path) -> None:
     (tmp_path / "two.yaml").write_text(write_graph(graph()))
+    own = data_file("tuning", "machines", "cpu.yaml").read_text()
+    (tmp_path / "m.yaml").write_text(own)
     words = [
         "plan",
         "two.yaml",
         "--machine",
-        "cpu",
+        "m.yaml",
         "--ranks",
         "2",
         "--try",
         "2",
         "--seconds",
         "0.1",
+        "--correct",
         "--json",
         "-o",
         "plan.yaml",
@@ -122,9 +128,12 @@ def test_the_fastest_is_written_under_a_launcher(tmp_path: Path) -> None:
     first, second = json.loads(done.stdout)
     assert first["seconds"] <= second["seconds"] and len(first["by_rank"]) == 2
     text = (tmp_path / "plan.yaml").read_text()
-    assert text.splitlines()[0] == "# convgen plan two.yaml --machine cpu --ranks 2"
+    assert text.splitlines()[0] == "# convgen plan two.yaml --machine m.yaml --ranks 2"
     (took,) = (float(line.split()[1]) for line in text.splitlines() if line.startswith("milliseconds: "))
     assert took == pytest.approx(first["seconds"] * 1e3, rel=1e-4)
+    known = read_machine(tmp_path / "m.yaml").steps  # no machine is so fast as the model of this one
+    assert known and (tmp_path / "m.yaml").read_text() == own + steps_text(known)
+    assert f"{len(known.steps)} measured step" in done.stderr
     made = CliRunner().invoke(cli, ["compile", str(tmp_path / "plan.yaml"), "-o", str(tmp_path)])
     assert made.exit_code == 0, made.output
 
@@ -134,6 +143,8 @@ def test_the_fastest_is_written_under_a_launcher(tmp_path: Path) -> None:
     [
         ("--ranks 2 --try 3", "", "no launcher has started any"),
         ("--ranks 2 --try 3", "4", "4 processes are here"),
+        ("--ranks 2 --correct", "2", "nothing is measured without --try"),
+        ("--ranks 2 --try 3 --correct", "2", "lassen is one that comes with convgen"),
         ("--ranks 1,2 --try 3", "2", "--try is of one plan"),
         ("--ranks 2 --try 3 --explain a", "2", "--explain is of one modelled plan"),
         ("--ranks 2 --try 3 --grid a=2", "2", "--grid is of one modelled plan"),

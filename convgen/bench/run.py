@@ -12,11 +12,13 @@ from typing import Any
 from torch import Tensor
 
 from convgen.bench.alone import Call, Nothing
+from convgen.bench.correct import Corrected, corrections
 from convgen.bench.marks import Clock, Mark, key_of, sums
 from convgen.bench.rounds import Took, calls_in_turn, interleaved, marked, parts, run_once, took
 from convgen.bench.ways import DDP, MODULE, Way, module_way, package_way
 from convgen.calibrate.team import TIMEOUT_S, Team
 from convgen.cost.machine import Machine
+from convgen.cost.measured_steps import Seconds
 from convgen.cost.timeline import Timeline, simulate
 from convgen.network_compiler import CompiledNetwork
 from convgen.packages import load_package, runtime_of
@@ -110,6 +112,7 @@ class Benched:
         ways: by name, seconds by part.
         simulated: by way, forward and step; empty without a machine.
         marks: of every rank a step of the list, the one of the middle of the rounds by its length.
+        corrected: what the machine has wrong, as it was measured.
     """
 
     subject: Subject
@@ -121,6 +124,7 @@ class Benched:
     alone: tuple[Alone, ...]
     beside: tuple[Beside, ...]
     marks: tuple[tuple[Mark, ...], ...]
+    corrected: tuple[Corrected, ...] = ()
 
 
 def bench(
@@ -169,7 +173,33 @@ def bench(
         alone,
         () if step is None else tuple(beside(step, every)),
         tuple(tuple(_middle(one)) for one in every if one),
+        () if machine is None else tuple(corrected_of(subject, machine, every, alone)),
     )
+
+
+def corrected_of(
+    subject: Subject, machine: Machine, every: Sequence[Sequence[Sequence[Mark]]], alone: Sequence[Alone]
+) -> list[Corrected]:
+    """Steps that the machine's model has wrong."""
+    took = {(one.phase, one.step): Seconds(one.took.median, one.took.spread) for one in alone if one.took.median}
+    compiled = subject.compiled
+    return corrections(compiled.program, machine, compiled.dtype, every, took, of_inputs=subject.of_inputs)
+
+
+def step_corrections(
+    team: Team, way: Way, subject: Subject, folder: Path, machine: Machine, effort: Effort
+) -> list[Corrected]:
+    """What the machine has wrong of a package that is there and has run: every step timed, every collective alone.
+
+    Args:
+        folder: of the package.
+    """
+    clock = Clock(team.device)
+    nothing, silent = _on_nothing(team, subject, folder)
+    calls = _calls(team, clock, silent, nothing)
+    every = team.gather(marked(team, clock, way, effort.marked))
+    alone = _alone(team, clock, subject, calls, _moving(team, folder, calls), effort, None)
+    return corrected_of(subject, machine, every, alone)
 
 
 def _ways(team: Team, subject: Subject, folder: Path, skip: Sequence[str]) -> dict[str, Way]:

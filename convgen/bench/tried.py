@@ -14,11 +14,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from convgen.algebra.grid import Grid
+from convgen.bench.correct import Corrected
 from convgen.bench.marks import Clock
 from convgen.bench.rounds import Took, interleaved, took
+from convgen.bench.run import Effort, Subject, step_corrections
 from convgen.bench.ways import package_way
 from convgen.calibrate.team import Team
+from convgen.cost.machine import Machine
 from convgen.cost.timeline import simulate
+from convgen.cost.uncertainty import Estimate, estimate, plus_minus
 from convgen.errors import InputError
 from convgen.explain.planned_scaling import memory_bytes
 from convgen.network_compiler import CompiledNetwork, by_samples, compile_network, compile_plan, plan_graph
@@ -31,6 +35,7 @@ from convgen.spec.graph import Graph
 from convgen.spec.target import Target
 from convgen.spec.text import aligned, number_of
 
+EFFORT = Effort(rounds=7, warm=2, marked=7)  # of the steps of each
 WARM, LEAST, MOST = 3, 5, 300  # rounds: that don't count, and the fewest and most that do
 LINKS = (0.25, 4.0)  # as if links were so many times as fast: layouts that move less, or more
 DRAWN = 2000  # resamples of the rounds
@@ -44,11 +49,13 @@ class Candidate:
     Attributes:
         name: where it is from.
         seconds: modelled, with what travels meanwhile.
+        estimate: the same, and how far it may be off; None where the machine doesn't know.
     """
 
     name: str
     compiled: CompiledNetwork
     seconds: float
+    estimate: Estimate | None = None
 
 
 @dataclass(frozen=True)
@@ -81,7 +88,7 @@ def candidates(
         if any(compiled.plain == other.compiled.plain for other in found):
             continue
         step = simulate(compiled.program, machine, dtype or compiled.dtype, alike=True).end_s
-        found.append(Candidate(name, compiled, step))
+        found.append(Candidate(name, compiled, step, estimate(compiled.program, machine, dtype or compiled.dtype)))
     return sorted(found, key=lambda one: one.seconds)[:count]
 
 
@@ -108,9 +115,18 @@ def _programs(graph: Graph, ranks: int, setting: Setting, tell: Callable[[str], 
 
 
 def run_in_turn(
-    team: Team, tried: Sequence[Candidate], tensors: Mapping[str, Tensor], folder: Path, seconds: float
-) -> list[Tried]:
-    """Every candidate for about so many seconds, in turn; the same on all ranks, the fastest first."""
+    team: Team,
+    tried: Sequence[Candidate],
+    tensors: Mapping[str, Tensor],
+    folder: Path,
+    seconds: float,
+    machine: Machine | None = None,
+) -> tuple[list[Tried], list[Corrected]]:
+    """Every candidate for about so many seconds, in turn; the same on all ranks, the fastest first.
+
+    Args:
+        machine: of which is asked what it has wrong of their steps; none: nothing is.
+    """
     clock = Clock(team.device)
     ways = {
         f"{i}": package_way(
@@ -126,7 +142,12 @@ def run_in_turn(
     steps = {name: one.sum(axis=-1) for name, one in found.items()}  # [ranks, rounds]
     shares = sure([steps[name].max(axis=0) for name in ways])
     done = [Tried(one, took(steps[f"{i}"]), shares[i]) for i, one in enumerate(tried)]
-    return sorted(done, key=lambda one: one.took.median)
+    corrected: list[Corrected] = []
+    for i, one in enumerate(tried if machine is not None else ()):
+        assert machine is not None
+        subject = Subject(one.compiled, tensors)
+        corrected += step_corrections(team, ways[f"{i}"], subject, folder / f"try{i}", machine, EFFORT)
+    return sorted(done, key=lambda one: one.took.median), corrected
 
 
 def sure(rounds: Sequence[NDArray[np.float64]]) -> list[float]:
@@ -168,7 +189,21 @@ def tried_text(found: Sequence[Tried], ranks: int, machine: str) -> str:
     if modelled is not best:
         more = modelled.took.median / best.took.median - 1
         lines.append(f"modelled {modelled.candidate.name}, which takes {more:.1%} longer")
+    alike = _alike([one.candidate for one in found])
+    if alike is not None:
+        lines.append(f"the model {alike}")
     return "\n".join(lines)
+
+
+def _alike(found: Sequence[Candidate]) -> str | None:
+    """Which of them the model can't tell from its first; None where it doesn't know how far it is off."""
+    first = min(found, key=lambda one: one.seconds)
+    if first.estimate is None:
+        return None
+    others = [one for one in found if one is not first and one.estimate is not None]
+    near = [one.name for one in others if one.estimate is not None and first.estimate.is_alike(one.estimate)]
+    with_which = f"alike with {', '.join(near)}" if near else "alike with none of the others"
+    return f"says {plus_minus(first.estimate)} of {first.name}, one standard deviation, {with_which}"
 
 
 def tried_json(found: Sequence[Tried]) -> list[dict[str, Any]]:
@@ -178,6 +213,7 @@ def tried_json(found: Sequence[Tried]) -> list[dict[str, Any]]:
             "layout": one.candidate.name,
             "grid": one.candidate.compiled.program.grid.plain,
             "modelled_s": one.candidate.seconds,
+            "deviation_s": None if one.candidate.estimate is None else one.candidate.estimate.deviation,
             "seconds": one.took.median,
             "p20": one.took.p20,
             "p80": one.took.p80,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import hypot
 from statistics import median
 
 from convgen.calibrate.collectives import Collective
@@ -14,6 +15,7 @@ from convgen.calibrate.nodes import Nodes
 from convgen.calibrate.shapes import Reached
 from convgen.cost.machine import Machine
 from convgen.cost.machine_measured import Probe
+from convgen.cost.uncertainty import QUANTILES, shares
 from convgen.spec.layer import DTYPES
 
 DIGITS = 4  # of a machine file's numbers; times repeat no better
@@ -48,7 +50,22 @@ class Calibration:
     @property
     def noise(self) -> float:
         """How far repeats of one message are apart: (p80 - p20) / median, the median of all sizes and patterns."""
-        return median(t.spread for m in self.messages.values() for t in m.timings)
+        return noise_of(self.messages)
+
+
+def noise_of(messages: Mapping[str, Messages]) -> float:
+    """Of all sizes and patterns the median of (p80 - p20) / median."""
+    return median(t.spread for m in messages.values() for t in m.timings)
+
+
+def uncertainty_of(machine: Machine, messages: Mapping[str, Messages]) -> tuple[tuple[str, float], ...]:
+    """How far the machine's prices may be off: what interpolating misses, and of links what repeats are apart; empty
+    where too little was measured to tell."""
+    known = shares(machine)
+    if known is None:
+        return ()
+    computing, links = known
+    return ("computing", rounded(computing, 2)), ("links", rounded(hypot(links, noise_of(messages) / QUANTILES), 2))
 
 
 def machine_of(

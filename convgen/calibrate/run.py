@@ -16,7 +16,7 @@ from convgen.calibrate.links import measure_messages
 from convgen.calibrate.local import measure_local
 from convgen.calibrate.nodes import nodes_of
 from convgen.calibrate.processor import measure_processor
-from convgen.calibrate.result import Calibration, assumed, machine_of, rounded
+from convgen.calibrate.result import Calibration, assumed, machine_of, rounded, uncertainty_of
 from convgen.calibrate.shapes import measure_shapes
 from convgen.calibrate.team import Team
 from convgen.calibrate.write import check_output
@@ -55,6 +55,7 @@ def calibrate(team: Team, name: str, output: Path, seconds: float, say: Say, hos
     links = machine_of(name, nodes, messages, local, shapes, launch_s(team, ran), processor)
     collectives = tuple(beside_model(team, links, ran))
     machine = replace(links, misfits=misfits_of(collectives, rounded))
+    machine = replace(machine, uncertainty=uncertainty_of(machine, messages))
     return Calibration(
         date=datetime.now(UTC).date().isoformat(),
         backend="gloo" if team.device.type == "cpu" else "nccl",

@@ -70,6 +70,9 @@ def machine_text(found: Calibration) -> str:
         said = "measured: of a message that another thread sends, the processor's time"
         lines += _entry("message_processor_s", machine.message_processor_s, said)
         lines += _entry("processor_s_per_byte", machine.processor_s_per_byte, "the same")
+    if machine.uncertainty:
+        said = ", ".join(f"{key}: {share:g}" for key, share in machine.uncertainty)
+        lines += _comment(f"uncertainty: {{{said}}}", "of seconds, one standard deviation: each by the others")
     return "\n".join([*lines, *_misfits(machine), *_probes(machine), ""])
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from convgen.commands import completion
+from convgen.commands.correct import machine_file, put_back
 from convgen.commands.inputs import STATISTICS, autocast_option, need, reduce_dtype_option
 from convgen.commands.launched import refused_once
 from convgen.commands.networks import are_graphs, networks_of
@@ -48,6 +49,10 @@ TORCHS = ("ddp", "module")
     help="The step simulated on it stands beside the measured one; and what travels meanwhile is chosen for it.",
 )  # fmt: skip
 @click.option(
+    "--correct", metavar="FILE",
+    help="A machine's file, as --machine: steps of which it is off are written into it, as they were measured.",
+)  # fmt: skip
+@click.option(
     "--skip", multiple=True, type=click.Choice(("collectives", "compute", "overlap")),
     help="Also without: computing alone, collectives alone, or with every collective waited for at once.",
 )  # fmt: skip
@@ -71,6 +76,7 @@ def bench_command(
     grids: tuple[str, ...],
     weak: bool,
     machine: str | None,
+    correct: str | None,
     skip: tuple[str, ...],
     against: tuple[str, ...],
     rounds: int,
@@ -97,6 +103,10 @@ def bench_command(
         raise InputError("--weak: scaling wants several grids", hint="--grid N=1 --grid N=2 --weak")
     if trace_file is not None and len(grids) > 1:
         raise InputError("--trace is of one grid", hint="without the others")
+    if correct is not None and machine not in (None, correct):
+        raise InputError(f"--correct {correct} and --machine {machine}", hint="--correct alone: it is the machine")
+    machine = machine if correct is None else correct
+    path = None if correct is None else machine_file(correct)
     import torch
 
     from convgen.bench.report import bench_json, bench_text, bench_trace, scaling_text
@@ -126,6 +136,8 @@ def bench_command(
         click.echo(json.dumps({"strong": [*map(bench_json, found[0])], "weak": [*map(bench_json, found[1])]}, indent=1))
     else:
         click.echo("\n\n".join([*map(bench_text, every), *([scaling_text(*found)] if scales else [])]))
+    if path is not None:
+        put_back(path, [step for one in every for step in one.corrected])
     if trace_file is not None:
         write_file(trace_file, bench_trace(every[0]), "--trace")
         click.echo(str(trace_file), err=True)

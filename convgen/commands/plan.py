@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from convgen.commands import completion
+from convgen.commands.correct import machine_file
 from convgen.commands.import_ import factory_options
 from convgen.commands.inputs import STATISTICS, Finite, autocast_option, need, parse_grid, reduce_dtype_option
 from convgen.commands.outputs import OutputFile, Picture
@@ -106,6 +107,9 @@ class PlanFile(OutputFile):
 @click.option(
     "--seconds", type=Finite(0, 3600, min_open=True), default=5.0, show_default=True, help="Of --try, about, a layout."
 )
+@click.option(
+    "--correct", is_flag=True, help="With --try: steps of which the machine's file is off are written into it."
+)
 @click.option("--measured", is_flag=True, help="Local kernels as convgen tune measured them on this device.")
 @click.option("--explain", metavar="LAYER", help="Print every step of one layer instead of the table.")
 @click.option(
@@ -134,6 +138,8 @@ def plan_command(
     shown = {**options, "ranks": ranks, "grid": grid, "output": output, "explain": explain, "plot": plot}
     shown["as_json"] = as_json
     by_factory = is_factory(file)
+    if options["correct"] and options["tried"] is None:
+        raise InputError("--correct: nothing is measured without --try", hint="--try 3 --correct, under a launcher")
     from convgen.cost.machines import load_machine
 
     if not by_factory and (options["inputs"] or options["arguments"] or options["evaluation"]):
@@ -338,6 +344,7 @@ def _try(file: str, network: Network | None, graph: Graph, setting: Setting, sho
     from convgen.spec.source import locate
 
     output: Path | None = shown["output"]
+    correct = machine_file(shown["machine"]) if shown["correct"] else None
     for name, flag in (("explain", "--explain"), ("plot", "--plot"), ("grid", "--grid")):
         if shown[name] is not None:
             raise InputError(f"{flag} is of one modelled plan, and --try runs several", hint=f"without {flag}")
@@ -354,14 +361,14 @@ def _try(file: str, network: Network | None, graph: Graph, setting: Setting, sho
     try:
         try_plans(
             graph, tensors, shown["ranks"][0], setting, shown["tried"], shown["seconds"],
-            as_json=shown["as_json"], write=None if output is None else write,
+            as_json=shown["as_json"], write=None if output is None else write, correct=correct,
         )  # fmt: skip
     except InputError as error:
         raise locate(error, graph.source_file) from None
 
 
 # Options that say what becomes of a plan, not which.
-SHOWN = ("output", "explain", "plot", "as_json", "tried", "seconds")
+SHOWN = ("output", "explain", "plot", "as_json", "tried", "seconds", "correct")
 
 
 def _command(file: str) -> str:

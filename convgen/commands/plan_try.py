@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from convgen.commands.correct import put_back
 from convgen.commands.launched import refused_once
 from convgen.errors import InputError
 
@@ -34,6 +35,7 @@ def try_plans(
     *,
     as_json: bool,
     write: Callable[[CompiledNetwork, float], None] | None,
+    correct: Path | None = None,
 ) -> None:
     """Plan, run and print.
 
@@ -41,6 +43,7 @@ def try_plans(
         tensors: the graph's constants.
         seconds: of running, about, a layout.
         write: is given the fastest, on rank 0, and its measured seconds.
+        correct: the machine's file, into which what was off is written.
     Raises:
         InputError: no launcher has started as many ranks, or there is no plan.
     """
@@ -67,10 +70,13 @@ def try_plans(
         some = candidates(graph, ranks, setting, target, count, tell)
         tell(f"running {len(some)} layouts")
         with tempfile.TemporaryDirectory(prefix="convgen-try-") as folder:
-            found = run_in_turn(team, some, tensors, Path(folder), seconds)
+            machine = None if correct is None else setting.machine
+            found, corrected = run_in_turn(team, some, tensors, Path(folder), seconds, machine)
     if team.rank != 0:
         return
-    machine = setting.machine.name
-    click.echo(json.dumps(tried_json(found), indent=1) if as_json else tried_text(found, ranks, machine))
+    name = setting.machine.name
+    click.echo(json.dumps(tried_json(found), indent=1) if as_json else tried_text(found, ranks, name))
+    if correct is not None:
+        put_back(correct, corrected)
     if write is not None:
         write(found[0].candidate.compiled, found[0].took.median)

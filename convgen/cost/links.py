@@ -250,12 +250,18 @@ def direct_all_to_all(grid: Grid, levels: tuple[Level, ...], over: Axes) -> tupl
 
 
 @lru_cache(maxsize=1 << 12)
+def outermost(grid: Grid, levels: tuple[Level, ...], over: Axes) -> int:
+    """The number of the outermost level that groups over these axes reach."""
+    if len(levels) == 1:
+        return 0
+    members = grid.groups(over)
+    return int(Links(grid, levels).level(np.repeat(members[:, 0], members.shape[1]), members.ravel()).max())
+
+
+@lru_cache(maxsize=1 << 12)
 def slowest(grid: Grid, levels: tuple[Level, ...], over: Axes) -> float:
     """Seconds a byte over the outermost level that groups over these axes reach, all ranks of a unit at once."""
-    links = Links(grid, levels)
-    members = grid.groups(over)
-    crossed = links.level(np.repeat(members[:, 0], members.shape[1]), members.ravel())
-    top = int(crossed.max())
+    top = outermost(grid, levels, over)
     level, unit = levels[top], (levels[top - 1].ranks or 1) if top else 1
     shared = unit / level.shared_bytes_per_s if level.shared_bytes_per_s is not None else 0.0
     return max(1 / level.bytes_per_s, shared)

@@ -12,6 +12,7 @@ from convgen.algebra.redistribute import Kind
 from convgen.algebra.space import Space
 from convgen.cost.collectives import RINGS, Collectives
 from convgen.cost.machine_measured import Misfit, Probe, efficiency_like, over_model
+from convgen.cost.measured_steps import NONE, MeasuredSteps
 
 Operands = tuple[Layout, Layout, Layout]
 
@@ -80,6 +81,8 @@ class Machine:
         misfits: collectives as they were measured; empty where the model is all that is known.
         probes: convolutions by shape; empty where one efficiency is taken for all.
         timed: seconds of single convolutions, where they were measured.
+        steps: of packages, as they were measured where the model was off.
+        uncertainty: (computing or links, one standard deviation of its seconds as a share of them); empty: not said.
         hides_gradients: whether sums of parameters' gradients take no time, as if backward hid them all ([CF] 5 and
             [SP] VI overlap them).
     """
@@ -100,6 +103,8 @@ class Machine:
     misfits: tuple[Misfit, ...] = ()
     probes: tuple[Probe, ...] = ()
     timed: LocalTimes | None = None
+    steps: MeasuredSteps = NONE
+    uncertainty: tuple[tuple[str, float], ...] = ()
     hides_gradients: bool = False
 
     @property
@@ -113,7 +118,7 @@ class Machine:
         levels = tuple(
             replace(one, bytes_per_s=inf, shared_bytes_per_s=one.shared_bytes_per_s and inf) for one in self.levels
         )
-        return replace(self, levels=levels, memory_bytes_per_s=inf)
+        return replace(self, levels=levels, memory_bytes_per_s=inf, steps=NONE)
 
     @property
     def processor(self) -> Machine | None:
@@ -125,7 +130,7 @@ class Machine:
             replace(one, latency_s=self.message_processor_s, bytes_per_s=rate, shared_bytes_per_s=None)
             for one in self.levels
         )
-        return replace(self, levels=levels, misfits=())
+        return replace(self, levels=levels, misfits=(), steps=NONE)
 
     def flops_per_s(self, dtype: str) -> float:
         """What convolutions reach in this dtype."""

@@ -34,8 +34,9 @@ from convgen.algebra.layout import Axes, Layout, Window
 from convgen.algebra.redistribute import Conversion, Kind
 from convgen.cost.collectives import Collectives
 from convgen.cost.exchanges import exchange_traffic
-from convgen.cost.links import MOST_PAIRS, Links, collective_seconds, direct_all_to_all, slowest
+from convgen.cost.links import MOST_PAIRS, Links, collective_seconds, direct_all_to_all, outermost, slowest
 from convgen.cost.machine import Machine
+from convgen.cost.measured_steps import Travel
 from convgen.cost.traffic import elements_received, elements_sent
 
 PICOSECONDS = 10**12
@@ -174,9 +175,21 @@ class Moves:
         return self._measured(c, sent, self._collective(c.kind, c.over, busy * self.element_bytes))
 
     def _measured(self, c: Conversion, sent: int, modelled_s: float) -> Priced:
-        """As the machine was measured to be off, where it was."""
+        """As it was measured; or as the machine was measured to be off, where it was."""
+        if (known := self.measured(c.kind, c.over, sent)) is not None:
+            return Priced(sent, round(known * PICOSECONDS))
         over = self.machine.over_model(c.kind, self.grid.over(c.over), sent * self.element_bytes)
         return Priced(sent, round(modelled_s * over * PICOSECONDS))
+
+    def travel(self, kind: Kind, over: Axes, sent: int) -> Travel:
+        """What a collective is that sends so many elements."""
+        level = self.machine.levels[outermost(self.grid, self.machine.levels, over)]
+        return Travel(kind, self.grid.over(over), level.name, sent * self.element_bytes)
+
+    def measured(self, kind: Kind, over: Axes, sent: int) -> float | None:
+        """Seconds of a collective that sends so many elements, where it was measured."""
+        steps = self.machine.steps
+        return steps.seconds(self.travel(kind, over, sent)) if steps else None
 
     def _collective(self, kind: Kind, over: Axes, sent_bytes: int) -> float:
         machine = self.machine

@@ -13,6 +13,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
+from convgen.algebra.blocks import most_of
 from convgen.algebra.conv import Conv
 from convgen.algebra.grid import Grid
 from convgen.algebra.index_sets import IndexSets
@@ -24,6 +25,7 @@ from convgen.algebra.space import Space
 from convgen.algebra.wants import layout
 from convgen.cost.local import rows_flops_per_s
 from convgen.cost.machine import LocalTimes, Machine
+from convgen.cost.measured_steps import Work as StepWork
 from convgen.cost.moving import PICOSECONDS, Counts, Moves
 from convgen.cost.network import element_bytes
 from convgen.cost.work import most_work
@@ -60,6 +62,7 @@ class Price:
         self.moves = Moves(grid, machine, self.element_bytes)
         self._tensors: dict[Signature, dict[str, IndexSets]] = {}
         self._phases: dict[tuple[Operation, int, Roles], tuple[float | None, ...]] = {}
+        self._measured: dict[object, float | None] = {}
         self._layouts: dict[tuple[Signature, str, Roles, bool], Layout] = {}
         self._stored: dict[Stored, Layout] = {}
         self._vectors: dict[tuple[str, IndexSets, Layout, tuple[Stored, ...]], Counts] = {}
@@ -114,9 +117,58 @@ class Price:
             asked: of its vjp instead, for these operands.
             derived: those of them whose gradients rows of their own make.
         """
+        if (known := self.measured_s(operation, way, roles, asked, derived)) is not None:
+            return held(round(known * PICOSECONDS))
         if self.machine.timed is not None and operation.convolves is not None:
             return held(self._timed(self.machine.timed, operation, operation.convolves[1], way, roles, asked))
         return held(self._by_roofline(operation, way, roles, asked, derived))
+
+    def work(
+        self,
+        operation: Operation,
+        way: int,
+        roles: Mapping[str, Axes],
+        asked: Collection[int] | None = None,
+        derived: Collection[int] = (),
+    ) -> StepWork:
+        """What the busiest rank computes, as machines know it that measured it. Arguments are those of `local`."""
+        signature, sizes = operation.signatures[way], self.grid.sizes
+        extents = ((i, most_of(n, [sizes[a] for a in roles.get(i, ())])) for i, n in signature.extents)
+        done = [*self.launches(operation, way, roles, asked, derived)]
+        return StepWork(
+            operation.name,
+            tuple(signature.inputs[k].name for k in sorted(asked or ())),
+            tuple(sorted(extents)),
+            sum(n * one.work.flops for n, one in done),
+            sum(n * one.work.elements for n, one in done),
+            self.dtype,
+        )
+
+    def measured_s(
+        self,
+        operation: Operation,
+        way: int,
+        roles: Mapping[str, Axes],
+        asked: Collection[int] | None = None,
+        derived: Collection[int] = (),
+    ) -> float | None:
+        """Seconds of local work that was measured, else None. Arguments are those of `local`.
+
+        Gradients of a product are measured one by one: several are measured where all of them are.
+        """
+        steps = self.machine.steps
+        if not steps:
+            return None
+        key = operation, way, tuple(sorted(roles.items())), None if asked is None else tuple(asked), tuple(derived)
+        if key not in self._measured:
+            apart = [[k] for k in asked or ()] if operation.is_product and not derived else []
+            each = [
+                steps.seconds(self.work(operation, way, roles, one, derived))
+                for one in (apart if len(apart) > 1 else [asked])
+            ]
+            known = [one for one in each if one is not None]
+            self._measured[key] = sum(known) if len(known) == len(each) else None
+        return self._measured[key]
 
     def _by_roofline(
         self,
@@ -178,7 +230,9 @@ class Price:
         return total
 
     def measured(self, operation: Operation, way: int, roles: Mapping[str, Axes], asked: Collection[int] | None) -> int:
-        """How many local convolutions of a call of `local` were measured."""
+        """How many local steps of a call of `local` were measured."""
+        if self.measured_s(operation, way, roles, asked) is not None:
+            return len(asked or (0,)) if operation.is_product else 1
         if self.machine.timed is None or operation.convolves is None:
             return 0
         self.local(operation, way, roles, asked)

@@ -251,11 +251,11 @@ def _timed(program: Program, price: Price, steps: Iterable[Flow]) -> list[tuple[
     """Steps, and seconds by rank of those that are local."""
     none = np.zeros(price.grid.ranks)
     return [
-        (one, local_seconds(_computing(program, price, one), one) if isinstance(one, Local) else none) for one in steps
+        (one, local_seconds(price_of(program, price, one), one) if isinstance(one, Local) else none) for one in steps
     ]
 
 
-def _computing(program: Program, price: Price, local: Local) -> Price:
+def price_of(program: Program, price: Price, local: Local) -> Price:
     """Of the type in which a row, or a gradient's row, computes."""
     row, types = program.rows[local.row], program.row_types[local.row]
     own = next((k for k, one in row.derived if one is local.placed), None)
@@ -317,6 +317,9 @@ def bucket_seconds(program: Program, price: Price, bucket: Bucket, moved: Sequen
     sent = max(bucket_record(program, bucket, moved)["bytes_sent_per_rank"])
     how = machine.collectives.of("all_reduce")
     over, gamma = bucket.over, machine.add_s_per_byte
+    moves = price.of(bucket.dtype).moves
+    if (known := moves.measured("all_reduce", over, sent // moves.element_bytes)) is not None:
+        return known
     modelled = collective_seconds(price.grid, machine.levels, "all_reduce", over, sent, gamma, how)[0]
     return modelled * machine.over_model("all_reduce", price.grid.over(over), sent)
 
@@ -359,7 +362,15 @@ def _busy_seconds(
         most = int(flops.max())
         rate = rows_flops_per_s(machine, price.dtype, one.operation, dict(roles), price.grid, most)
         total += n * np.maximum(flops / rate, elements * price.element_bytes / machine.memory_bytes_per_s)
-    return total, sum(n for n, one in zip(often, done, strict=True) if not one.operation.rides)
+    launches = sum(n for n, one in zip(often, done, strict=True) if not one.operation.rides)
+    known = price.measured_s(operation, way, dict(roles), operands or None, derived)
+    if known is None:
+        return total, launches
+    busy, most = (
+        known - launches * machine.rows_launch_s,
+        float(total.max()),
+    )  # the busiest rank's, the others' in its share
+    return (total * (busy / most) if most else np.full_like(total, busy)), launches
 
 
 @lru_cache(maxsize=1 << 12)

@@ -10,11 +10,13 @@ from typing import Any
 from convgen.cost.moving import PICOSECONDS
 from convgen.cost.rows import program_cost
 from convgen.cost.timeline import Timeline, simulate
+from convgen.cost.uncertainty import Estimate, estimate, plus_minus
 from convgen.explain.memory import memory_json, memory_line
 from convgen.explain.planned_layers import Layer, layers_of
 from convgen.network_compiler import CompiledNetwork, on_one_rank, sample_parallelism
 from convgen.plan.fewer import IDLE, idle_line
 from convgen.plan.program.by_timeline import overlapped_s
+from convgen.plan.program.overlapped import overlapped
 from convgen.plan.program.ranks import NetworkPlan
 from convgen.plan.setting import Setting
 from convgen.program.network import Program
@@ -67,6 +69,27 @@ class Planned:
     def timeline(self) -> Timeline:
         """Of a step with what travels meanwhile."""
         return simulate(self.compiled.program, self.setting.machine, self.dtype, alike=True)
+
+    @cached_property
+    def estimate(self) -> Estimate | None:
+        """The same step, and how far it may be off; None where the machine doesn't know, or hides sums of gradients."""
+        machine = self.setting.machine
+        return None if machine.hides_gradients else estimate(self.compiled.program, machine, self.dtype)
+
+    @cached_property
+    def alike(self) -> list[str]:
+        """Other candidates that the model can't tell from this one."""
+        own, machine = self.estimate, self.setting.machine
+        if own is None:
+            return []
+        others = {"one rank alone": on_one_rank(self.compiled), "sample parallelism alone": self.sample}
+        found: list[str] = []
+        for name, program in others.items():
+            if program is not None and program != self.program:
+                other = estimate(overlapped(program, machine, self.dtype), machine, self.dtype)
+                found += [name] * (other is not None and own.is_alike(other))
+        near = [grid for grid, seconds in self.found.tried if abs(seconds - self.found.seconds) <= own.deviation]
+        return [*found, *map(str, near)]
 
     @cached_property
     def sample(self) -> Program | None:
@@ -142,6 +165,9 @@ def _summary(plan: Planned) -> Iterator[str]:
         yield f"scouted {grid}: {seconds * 1e3:.3f} ms with few candidates"
     if machine.timed is not None:
         yield _measured(plan)
+    if machine.steps:
+        steps = number_of(sum(len(one.steps) for one in layers), "step")
+        yield f"known   {_known(plan)} of {steps} as they were measured"
 
 
 def _ranks(plan: Planned) -> str:
@@ -162,6 +188,9 @@ def _meanwhile(plan: Planned) -> Iterator[str]:
     found = plan.timeline
     hidden, moving = found.moving_s * found.hidden * 1e3, found.moving_s * 1e3
     yield f"overlap {found.end_s * 1e3:.3f} ms with what travels meanwhile: {hidden:.3f} of {moving:.3f} ms hidden"
+    if plan.estimate is not None:
+        alike = f"alike with {', '.join(plan.alike)}" if plan.alike else "alike with none of the others here"
+        yield f"  sure    {plus_minus(plan.estimate)}, one standard deviation; {alike}"
     if plan.found.step is not None:
         took, sums = (f"{seconds * 1e3:.3f} ms" for seconds in plan.found.step)
         yield f"  chosen by that time: {took}; the plan of the least sum: {sums}"
@@ -185,6 +214,11 @@ def _measured(plan: Planned) -> str:
     )
 
 
+def _known(plan: Planned) -> int:
+    """Steps that take what was measured of the same work."""
+    return sum(s.measured > 0 for one in plan.layers for s in one.steps)
+
+
 def _milliseconds(time_ps: int) -> str:
     return f"{time_ps / PICOSECONDS * 1e3:.3f} ms"
 
@@ -203,6 +237,8 @@ def planned_json(plan: Planned) -> dict[str, Any]:
         "samples": plan.compiled.graph.batch,
         "seconds": found.seconds,
         "overlapped_seconds": None if machine.hides_gradients else plan.timeline.end_s,
+        "deviation_seconds": None if plan.estimate is None else plan.estimate.deviation,
+        "alike": plan.alike,
         "compute_seconds": sum(one.compute_ps for one in layers) / PICOSECONDS,
         "communication_seconds": sum(one.moving_ps for one in layers) / PICOSECONDS,
         "sent_bytes": sum(one.sent_bytes for one in layers),
@@ -215,6 +251,7 @@ def planned_json(plan: Planned) -> dict[str, Any]:
         "sample_parallelism": plan.sample_json(),
         "heuristic_seconds": None if found.heuristic is None else found.heuristic() / PICOSECONDS,
         "again": [s.path for s in program.again],
+        "measured_steps": _known(plan) if machine.steps else 0,
         "tried": [{"grid": grid.plain, "seconds": seconds} for grid, seconds in found.tried],
         "nodes": [_layer_json(plan, one) for one in layers],
     }
@@ -243,6 +280,7 @@ def _layer_json(plan: Planned, one: Layer) -> dict[str, Any]:
                 "seconds": s.seconds,
                 "sent_bytes": s.sent_bytes,
                 "flops": s.flops,
+                "measured": s.measured > 0,
             }
             for s in one.steps
         ],

@@ -21,7 +21,7 @@ class Step:
         kind: of a collective, or an operation's name.
         sent_bytes: the most that a rank sends.
         flops: the most that a rank computes.
-        measured: how many of its convolutions were timed.
+        measured: of how many of its convolutions, or steps, the seconds were measured.
     """
 
     phase: str
@@ -85,8 +85,9 @@ class Steps:
         sent, ps = moves.moved(index_sets(m.placed.signature, self.program.grid), c)
         over = f" over {','.join(c.over)}" if c.over else ""
         ps = 0 if is_sum and self.price.machine.hides_gradients else ps
-        what = f"{m.step}{over}: {c.src} -> {c.dst}"
-        return Step(phase, c.kind, what, ps, sent * moves.element_bytes, communicates=True)
+        known = c.kind != "slice" and moves.measured(c.kind, c.over, sent) is not None
+        what = f"{m.step}{over}: {c.src} -> {c.dst}" + ", measured" * known
+        return Step(phase, c.kind, what, ps, sent * moves.element_bytes, communicates=True, measured=int(known))
 
     def _local(
         self, row: PlacedRow, computed_in: str, phase: str, what: str, back: Sequence[int] | None = None

@@ -59,4 +59,4 @@ def with_links(machine: Machine, times: float) -> Machine:
         )
         for level in machine.levels
     )
-    return replace(machine, levels=levels)
+    return replace(machine, levels=levels, steps=machine.steps.faster(times))

@@ -83,7 +83,7 @@ class _Ways:
 
 
 def _local(operation: Operation, number: int, ways: _Ways, price: Price) -> list[int]:
-    timed = price.machine.timed is not None
+    timed = price.machine.timed is not None or bool(price.machine.steps)
     if timed or type(operation).launches is not Operation.launches or _is_large(operation, number):
         return [price.local(operation, number, dict(ways.roles(k))) for k in range(ways.count)]
     signature = ways.signature

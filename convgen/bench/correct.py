@@ -1,0 +1,184 @@
+"""What a bench found to be off, as measured steps of a machine: by work, not by the name of a step.
+
+Local work is that of a row's marks, on the slowest rank of each round; several of a program's steps that one mark has
+(a row's gradients, a block that backward computes again) share its seconds as the model shares its own. A collective
+that is waited for at once is its mark on the rank that stands still least, packing included; one that is started is as
+it was alone. Rows in parts, and chunks, are left as they are modelled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from convgen.bench.marks import Mark, key_of, sums
+from convgen.cost.machine import Machine
+from convgen.cost.measured_steps import MeasuredSteps, Seconds, Step, Travel
+from convgen.cost.rows import Price, price_on
+from convgen.cost.timeline import local_seconds, moved_seconds, price_of, started_seconds
+from convgen.cost.travels import travel_of
+from convgen.program.flow import Flow, Local, Start, backward, forward
+from convgen.program.network import Moved, Program
+
+OFF = 0.15  # of what was measured: a model is right within it, or within what repeats are apart
+LEAST = 1e-3  # of a step: less is not worth a line
+
+Key = tuple[str, str, str]
+Rounds = Mapping[Key, Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Corrected:
+    """A step that was off.
+
+    Attributes:
+        modelled: seconds before.
+    """
+
+    step: Step
+    modelled: float
+    taken: Seconds
+
+
+def corrections(
+    program: Program,
+    machine: Machine,
+    dtype: str,
+    every: Sequence[Sequence[Sequence[Mark]]],
+    alone: Mapping[tuple[str, str], Seconds],
+    *,
+    of_inputs: bool = False,
+) -> list[Corrected]:
+    """Steps that the machine's model has wrong, the dearest first.
+
+    Args:
+        every: of each rank the marks of each round.
+        alone: by phase and name, what collectives took by themselves.
+    """
+    price = price_on(program.grid, machine, dtype)
+    row_rounds, travel_rounds = _rounds(every)
+    found: dict[Step, list[tuple[float, Seconds]]] = {}
+    phases = {"forward": [*forward(program)], "backward": [*backward(program, of_inputs=of_inputs)]}
+    for phase, steps in phases.items():
+        for step, modelled, taken in (
+            *_rows(program, price, phase, steps, row_rounds),
+            *_travels(program, price, phase, steps, travel_rounds, alone),
+        ):
+            found.setdefault(step, []).append((modelled, taken))
+    whole = sum(median(some) for some in row_rounds.values())
+    whole += sum(median(some) for some in travel_rounds.values())
+    corrected = [_together(step, some) for step, some in found.items()]
+    worth = [
+        one
+        for one in corrected
+        if abs(one.modelled - one.taken.seconds) > max(OFF, one.taken.spread) * one.taken.seconds
+        and one.taken.seconds * len(found[one.step]) > LEAST * whole
+    ]
+    return sorted(worth, key=lambda one: -one.taken.seconds * len(found[one.step]))
+
+
+def merged(some: Sequence[Corrected]) -> list[Corrected]:
+    """Of several benches; of a step that several have, the median."""
+    by_step: dict[Step, list[tuple[float, Seconds]]] = {}
+    for one in some:
+        by_step.setdefault(one.step, []).append((one.modelled, one.taken))
+    return [_together(step, them) for step, them in by_step.items()]
+
+
+def as_steps(some: Sequence[Corrected]) -> MeasuredSteps:
+    """For a machine."""
+    return MeasuredSteps(tuple((one.step, one.taken) for one in merged(some)))
+
+
+def _together(step: Step, some: Sequence[tuple[float, Seconds]]) -> Corrected:
+    """Of the same work several times: the median, and how far they are apart, or each is by itself."""
+    seconds = [taken.seconds for _, taken in some]
+    p20, middle, p80 = np.quantile(seconds, (0.2, 0.5, 0.8)).tolist()
+    spread = max((p80 - p20) / middle, median(taken.spread for _, taken in some))
+    return Corrected(step, median(modelled for modelled, _ in some), Seconds(middle, spread))
+
+
+def _rounds(every: Sequence[Sequence[Sequence[Mark]]]) -> tuple[Rounds, Rounds]:
+    """Seconds by round: of rows on the slowest rank, of collectives on the rank that stands still least."""
+    rows: dict[Key, list[float]] = {}
+    travels: dict[Key, list[float]] = {}
+    for laps in zip(*(one for one in every if one), strict=True):
+        known = [sums(marks) for marks in laps]
+        for key in {k for one in known for k in one}:
+            each = [one.get(key, 0.0) for one in known]
+            if key[1] == "row":
+                rows.setdefault(key, []).append(max(each))
+            else:
+                travels.setdefault(key, []).append(min(each))
+    return rows, travels
+
+
+def seconds_of(rounds: Sequence[float]) -> Seconds | None:
+    """None: nothing was measured."""
+    p20, middle, p80 = np.quantile(rounds, (0.2, 0.5, 0.8)).tolist()
+    return Seconds(middle, (p80 - p20) / middle) if middle > 0 else None
+
+
+def _rows(
+    program: Program, price: Price, phase: str, steps: Sequence[Flow], rounds: Rounds
+) -> Iterator[tuple[Step, float, Seconds]]:
+    by_key: dict[Key, list[Local]] = {}
+    for step in steps:
+        if isinstance(step, Local):
+            by_key.setdefault(key_of("local", step.title, phase), []).append(step)
+    for key, some in by_key.items():
+        taken = seconds_of(rounds[key]) if key in rounds else None
+        if taken is None or any(one.part != "whole" for one in some):
+            continue
+        each = [part for one in some for part in _works(program, price, one)]
+        modelled = sum(seconds for _, seconds in each)
+        for work, seconds in each:
+            share = seconds / modelled if modelled else 1 / len(each)
+            yield work, seconds, taken._replace(seconds=taken.seconds * share)
+
+
+def _works(program: Program, price: Price, local: Local) -> Iterator[tuple[Step, float]]:
+    """What a step computes, and its modelled seconds; a product's gradients one by one."""
+    here, row = price_of(program, price, local), local.placed
+    operation, roles, asked = row.bound.operation, dict(row.roles), local.operands
+    derived = tuple(k for k, _ in row.derived if k in asked)
+    apart = operation.is_product and len(asked) > 1 and not derived
+    for some in [(k,) for k in asked] if apart else [asked]:
+        work = here.work(operation, row.way, roles, some or None, derived)
+        one = local if some == asked else Local(local.name, local.row, row, some)
+        yield work, float(local_seconds(here, one).max())
+
+
+def _travels(
+    program: Program,
+    price: Price,
+    phase: str,
+    steps: Sequence[Flow],
+    rounds: Rounds,
+    alone: Mapping[tuple[str, str], Seconds],
+) -> Iterator[tuple[Step, float, Seconds]]:
+    for step in steps:
+        if isinstance(step, Moved):
+            key = key_of("move", step.step, phase)
+            taken = seconds_of(rounds[key]) if key in rounds else None
+            modelled = moved_seconds(program, price, step)
+        elif isinstance(step, Start):
+            taken, modelled = alone.get((phase, step.name)), started_seconds(program, price, step)
+        else:
+            continue
+        travel = travel_of(program, price, step)
+        if taken is not None and travel is not None:
+            yield travel, modelled, taken
+
+
+def corrected_text(some: Sequence[Corrected], file: str) -> str:
+    """What was written, in a line or two."""
+    if not some:
+        return f"nothing is off by more than {OFF:.0%}: {file} stays as it is"
+    first = some[0]
+    what = first.step.collective if isinstance(first.step, Travel) else first.step.row
+    more = f"{first.modelled * 1e3:.3f} ms modelled, {first.taken.seconds * 1e3:.3f} ms measured"
+    return f"{len(some)} measured step{'s' * (len(some) > 1)} written to {file}; most of a step: {what}, {more}"
