@@ -12,8 +12,10 @@ from test_plan_by_hand import branched
 from test_plan_price import a_machine
 
 from convgen.cost.rows import program_cost
-from convgen.network_compiler import plan_graph
+from convgen.network_compiler import plan_graph, sample_parallelism
+from convgen.plan.program.by_timeline import overlapped_s
 from convgen.plan.program.nearby import Nearby
+from convgen.plan.program.overlapped import WORTH
 from convgen.plan.program.written import plan_of, program_of
 from convgen.plan.setting import Setting
 from convgen.spec.network_graph import network_graph
@@ -51,3 +53,21 @@ def test_annealing_finds_nothing_better() -> None:
         plan = plan_graph(network_graph(branched(draw, draw.randint(1, 5))), ranks, Setting(machine=machine))[1]
         best_ps = annealed(plan.program, machine, "float32", 300, Random(f"annealing {number}"))
         assert best_ps * 1e-12 >= plan.seconds * (1 - GAP), number
+
+
+def test_no_step_is_longer_than_that_of_samples_alone() -> None:
+    """By sums of plans by sums, and of others with what travels meanwhile."""
+    looked = 0
+    for number in range(draws(7)):
+        draw = Random(f"samples {number}")
+        machine, ranks = replace(a_machine(draw), hides_gradients=False), draw.choice((2, 3, 4, 6))
+        setting = Setting(machine=machine, by_step=draw.random() < 0.7)
+        compiled, plan = plan_graph(network_graph(branched(draw, draw.randint(1, 4))), ranks, setting)
+        if (samples := sample_parallelism(compiled, ranks)) is None:
+            continue
+        looked += 1
+        if plan.step is not None:
+            assert plan.step.overlapped <= overlapped_s(samples, machine, "float32") / WORTH, number
+        else:
+            assert plan.seconds <= program_cost(samples, machine, "float32").seconds, number
+    assert looked

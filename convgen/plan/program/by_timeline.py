@@ -8,7 +8,7 @@ longer than that of the plan by sums.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from convgen.cost.machine import Machine
@@ -22,17 +22,21 @@ HIDDEN = (2.0, 4.0)  # links so many times as fast: half, and three quarters, of
 
 
 def by_timeline(
-    plan: NetworkPlan, search: Callable[[Machine], NetworkPlan], machine: Machine, dtype: str
+    plan: NetworkPlan,
+    search: Callable[[Machine], NetworkPlan],
+    machine: Machine,
+    dtype: str,
+    beside: Sequence[NetworkPlan] = (),
 ) -> NetworkPlan:
-    """The best of a plan and of those that are found for machines with faster links.
+    """The best of a plan, of those that are found for machines with faster links, and of others.
 
     Args:
         search: plans for a machine, on the plan's grid.
+        beside: the others, as samples alone, whose sums travel behind all that is computed.
     """
     least = by_sums = overlapped_s(plan.program, machine, dtype)
     best = plan
-    for times in HIDDEN:
-        other = search(with_links(machine, times))
+    for other in (*(search(with_links(machine, times)) for times in HIDDEN), *beside):
         if other.program in (plan.program, best.program):
             continue
         if (seconds := overlapped_s(other.program, machine, dtype)) < WORTH * least:

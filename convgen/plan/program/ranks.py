@@ -276,7 +276,42 @@ def plan_counted(
 
     patience = MUCH if len({bound.operation for bound in parts.rows}) <= SMALL else LITTLE
     best = on_fewer(ranks, planned, lambda plan: plan.seconds, roughly, lambda count: of_one() / count, patience)
-    return widened(polished(best[1], machine, dtype), ranks, machine, dtype)
+    found = [best[1], *of_samples(best[1], parts, ranks, machine, dtype)]
+    least = min((polished(one, machine, dtype) for one in found), key=lambda one: one.seconds)
+    return widened(least, ranks, machine, dtype)
+
+
+def plan_on(
+    parts: Parts, grid: Grid, ranks: int, machine: Machine, there: Machine, dtype: str, room: Room, recompute: bool
+) -> NetworkPlan:
+    """The best layout on a grid, for a machine; of `ranks` ranks, which there are on another machine."""
+    found = plan_network(parts, [grid], machine, dtype, room, recompute)
+    return widened(polished(found, machine, dtype), ranks, there, dtype)
+
+
+def of_samples(plan: NetworkPlan, parts: Parts, ranks: int, machine: Machine, dtype: str) -> list[NetworkPlan]:
+    """Samples split over all ranks and nothing else, whose neighbours the candidates of a search may lack; none where
+    that can't be, or takes more memory than there is. Not where rows are given, or blocks are computed again.
+
+    Args:
+        plan: whose room and types it has.
+    """
+    if parts.given or plan.program.again:
+        return []
+    try:
+        program = lay_out(parts, Grid((("N", ranks),)), "sample")
+        if parts.parted is not None:
+            parts = parts.parted(program, True)
+            program = lay_out(parts, program.grid, "sample")
+    except InputError:
+        return []
+    program = replace(program, reduce_dtype=plan.program.reduce_dtype, autocast=plan.program.autocast)
+    seconds = program_cost(program, machine, dtype).seconds
+    fits = counted(Found(program, round(seconds * PICOSECONDS), 0, 0, 0, {}), plan.room)
+    if plan.room.memory_bytes is not None and fits.peak > plan.room.memory_bytes:
+        return []
+    made = replace(plan, program=program, seconds=seconds, memory_bytes=fits.peak, walk=fits.walk, parts=parts)
+    return [replace(made, runner_up={}, heuristic=None)]
 
 
 def polished(plan: NetworkPlan, machine: Machine, dtype: str) -> NetworkPlan:
