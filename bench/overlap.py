@@ -25,7 +25,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -44,6 +43,7 @@ from networks_memory import Skips
 from networks_training import ResNet18
 from overlap_could import PARTS, could
 from overlap_ranks import rank_of
+from paced import enter, pace
 from torch import nn
 
 from convgen.algebra.grid import Grid
@@ -62,8 +62,7 @@ from convgen.plan.program.overlapped import overlapped
 from convgen.program.network import Program
 from convgen.spec.exported import graph_of
 
-INSIDE = "CONVGEN_BENCH_NAMESPACE"
-RATE, BURST = "400mbit", "80kb"  # hardly more than a packet of lo: else the link saves up while ranks compute
+RATE = "400mbit"
 NEAR = 1.01  # of the fastest: as fast
 LEAST = 0.01  # of a step: less is not told from nothing
 
@@ -309,15 +308,8 @@ def main() -> None:
     parser.add_argument("--machine", type=Path, help="file of what is measured; read where it is there")
     parser.add_argument("--json", type=Path, help="all minima")
     args = parser.parse_args()
-    if INSIDE not in os.environ:
-        if shutil.which("unshare") is None or shutil.which("tc") is None:
-            sys.exit("a link to pace needs unshare and tc (iproute2)")
-        inside = ["unshare", "-rn", sys.executable, *sys.argv]
-        sys.exit(subprocess.run(inside, env=os.environ | {INSIDE: "1"}, check=False).returncode)
-    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-    if args.rate != "none":
-        tbf = ["tbf", "rate", args.rate, "burst", BURST, "latency", "400ms"]
-        subprocess.run(["tc", "qdisc", "add", "dev", "lo", "root", *tbf], check=True)
+    enter()
+    pace(args.rate)
     few = "" if args.rounds >= 15 else "; too few for numbers to count"
     print(f"{args.rate}, minima of {args.rounds} rounds{few}; load {os.getloadavg()[0]:.1f}")
     cases = {name: CASES[name] for name in args.case} | {f"random {i}": drawn(i) for i in range(args.random)}

@@ -72,7 +72,7 @@ def machine_text(found: Calibration) -> str:
         lines += _entry("processor_s_per_byte", machine.processor_s_per_byte, "the same")
     if machine.uncertainty:
         said = ", ".join(f"{key}: {share:g}" for key, share in machine.uncertainty)
-        lines += _comment(f"uncertainty: {{{said}}}", "of seconds, one standard deviation: each by the others")
+        lines += _comment(f"uncertainty: {{{said}}} ", "of seconds, one standard deviation: each by the others")
     return "\n".join([*lines, *_misfits(machine), *_probes(machine), ""])
 
 
