@@ -48,6 +48,7 @@ SM_90 = read_target("cuda:sm_90")
 KINDS = (
     "convolutions", "norms", "elementwise", "pooling", "copies", "reductions", "products", "other kernels", "messages",
 )  # fmt: skip
+ADDS = ("add_pieces", "add_doubles")  # kernels of what ranks have sent
 MESSAGES = ("Actions._start_bucket", "Actions._wait_bucket", "begin", "gathered")
 LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
@@ -139,8 +140,10 @@ class Recorder(TorchDispatchMode):
         source = args[1] if name == "copy_" else args[0] if name in ("clone", "_to_copy") else None
         if isinstance(source, Tensor) and changes_format(source, made[0]):
             self.traffic.formats[self.maker()] += 1
+        if of_transport():  # which stands for what moves messages, as nothing does for plain torch
+            return
         one = counted(name, args, made, of_sum)
-        if self.maker().startswith(MESSAGES) or of_transport():
+        if self.maker().startswith(MESSAGES):
             one = replace(one, kind="messages")
         self.traffic.add(name, one)
 
@@ -168,7 +171,7 @@ def _gradients(dy: Tensor, x: Tensor, w: Tensor, *rest: Any) -> tuple[Any, ...]:
 
 
 def of_transport() -> bool:
-    """Whether a transport of virtual ranks adds what it has brought, or copies it."""
+    """Whether a transport of virtual ranks copies what it brings."""
     frame: Any = sys._getframe()
     while frame is not None and not frame.f_code.co_filename.endswith("virtual.py"):
         frame = frame.f_back
@@ -255,6 +258,7 @@ class Kernels:
         name = function.fn.__name__
         moved = sum(once.values())
         kind = "convolutions" if me in self.operands else "norms" if "norm" in name else "other kernels"
+        kind = "messages" if name in ADDS else kind
         if me in self.operands and not name.endswith(("_blocks", "_result", "_sum")):  # a product
             moved += self._again(grid, self.operands[me])
         recorder.traffic.add(name, Counted(kind, 1, moved, 0))
@@ -292,6 +296,7 @@ def on_no_device(package: Any, kernels: Kernels) -> Iterator[None]:
         put(torch, "autocast", lambda *_, **__: nullcontext())
         shares = lambda self, ranks, dtype: (torch.empty(len(ranks), dtype=dtype, device="meta"), 2.0)  # noqa: E731
         put(runtime.Stand, "shares", shares)
+        put(runtime, "own_memory", tuple)  # which compares addresses
         yield
 
 

@@ -22,6 +22,7 @@ from convgen.cost.machine import Machine
 from convgen.cost.machines import load_machine
 from convgen.emit.network import NetworkInput, Package, Tf32, emit_network
 from convgen.errors import InputError
+from convgen.kernels.add import sums_module
 from convgen.kernels.config import Config
 from convgen.kernels.norms import NormFile, norm_files
 from convgen.kernels.of_rows import ConvolutionFile, Measured, convolution_files
@@ -188,6 +189,7 @@ class CompiledNetwork:
                 tf32=self._tf32,
                 kernels=self.kernels,
                 norm_kernels=self.norm_kernels,
+                adds=sums_module() if self.target.is_gpu and self.program.grid.ranks > 1 else "",
                 on_mesh=self.target.is_mesh,
             )
         )

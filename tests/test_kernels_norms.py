@@ -101,6 +101,51 @@ def test_kernels_are_right(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         assert ((t.double() - wanted[what]).abs().max() / scale) < tolerance, what
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_steps_of_a_few_numbers_a_channel(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Addends of averages of parts, the union of ranks' moments, running statistics, and rounded gradients."""
+    rng = random.Random(seed)
+    manual_seed: Any = torch.manual_seed
+    manual_seed(seed)
+    module = load_text(CHAINS["alone"].text)
+    monkeypatch.setattr(module, "launch", launch)
+    dtype = (torch.float64, torch.float32, torch.bfloat16)[seed % 3]
+    wide = torch.promote_types(dtype, torch.float32)
+    near: Any = {torch.float64: {"rtol": 1e-12, "atol": 1e-12}, torch.float32: {"rtol": 1e-5, "atol": 1e-5}}[wide]
+    channels, ranks = rng.choice((3, 17, 150)), rng.randint(1, 5)
+    parts = [torch.randn(rng.randint(1, 3), channels, rng.randint(1, 4), 3) + 2 for _ in range(ranks)]
+    parts = [p.to(dtype).contiguous(memory_format=torch.channels_last) for p in parts]
+    counts = torch.tensor([p.numel() // channels for p in parts])
+    total = int(counts.sum())
+    own, averaged = torch.empty(ranks, 2, channels, dtype=wide), torch.empty(ranks, 2, channels, dtype=wide)
+    for p, of, more in zip(parts, own, averaged, strict=True):
+        module.moments(p, of[0], of[1], more, total)
+        variance, mean = torch.var_mean(p.double(), (0, 2, 3), correction=0)
+        count = p.numel() // channels
+        share = count / total
+        torch.testing.assert_close(of, torch.stack([mean, variance]).to(wide), **near)
+        unbiased = variance * (count / max(count - 1, 1))
+        torch.testing.assert_close(more, (torch.stack([mean, unbiased]) * share).to(wide), **near)
+    mean, variance = torch.empty(2, channels, dtype=wide).unbind()
+    module.union(own.view(ranks, -1), (counts / total).to(wide), mean, variance)
+    every = torch.cat([p.double().transpose(0, 1).reshape(channels, -1) for p in parts], 1)
+    torch.testing.assert_close(variance, every.var(1, correction=0).to(wide), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(mean, every.mean(1).to(wide), rtol=1e-5, atol=1e-5)
+    for momentum in (0.1, 0.7, 1.0):
+        for count in (0, total + 1):
+            running = torch.randn(channels).to(dtype), torch.rand(channels).to(dtype)
+            new = mean, variance if not count else variance * (count / (count - 1))
+            wanted = [a.clone().lerp_(b.to(dtype), momentum) for a, b in zip(running, new, strict=True)]
+            module.renew(running, mean, variance, momentum, count)
+            for got, want in zip(running, wanted, strict=True):
+                torch.testing.assert_close(got, want, **(near if dtype != torch.bfloat16 else {}))
+    x, dy = parts[0], torch.randn_like(parts[0])
+    sums, (dw, db) = mean.new_empty(3, channels), torch.empty(2, channels, dtype=dtype).unbind()
+    module.sums(x, mean, variance, None, None, EPS, None, dy, None, sums, (dw, db))
+    assert torch.equal(dw, sums[1].to(dtype)) and torch.equal(db, sums[2].to(dtype))
+    torch.testing.assert_close(sums[2], dy.double().sum((0, 2, 3)).to(wide), **near)
+
+
 def test_moments_survive_a_large_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mean of a thousand deviations, where a sum of squares in float32 has no digit left."""
     x = (torch.randn(3, 6, 20, 30) + 1000).contiguous(memory_format=torch.channels_last)
@@ -140,11 +185,14 @@ def test_kernels_spill_nothing() -> None:
                 mean, variance = torch.empty((2, 256), device="meta").unbind()
                 sums = torch.empty((3, 256), device="meta")
                 w, others = torch.empty(256, dtype=dtype, device="meta"), [x] if name == "add relu" else []
-                module.moments(x, mean, variance)
+                module.moments(x, mean, variance, sums, 50176)
+                module.union(mean[:8].view(2, 4), mean[:2], mean[:2], variance[:2])
+                module.renew((w, w), mean, variance, 0.1, 50176)
                 module.apply(x, mean, variance, w, w, EPS, others, x)
-                module.sums(x, mean, variance, w, w, EPS, x if others else None, x, x if others else None, sums)
+                given = x if others else None
+                module.sums(x, mean, variance, w, w, EPS, given, x, given, sums, (w, w))
                 module.dx(x, mean, variance, w, w, EPS, x, name == "relu", sums, 50176, True, x)
-        assert len(held) == 12
+        assert len(held) == 16
         for one in held[:: 1 if name == "relu" else 3]:
             found = facts(one, SM_90.known())
             assert found.spill_bytes == 0, (name, one.name)
@@ -216,7 +264,7 @@ class Bottleneck(nn.Module):
 
 
 def test_a_network_launches_them(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three kernels a norm forward and three backward, and those of the rectifiers and the sum are none."""
+    """Four kernels a norm forward and three backward, and those of the rectifiers and the sum are none."""
     graph, tensors = graph_of(Bottleneck(), (torch.randn(4, 16, 6, 6),), name="bottleneck")
     one = compile_network(with_dtype(graph, "bfloat16"), Grid((("N", 2),)), statistics="local", target=SM_90)
     assert [file.said for file in one.norm_kernels] == ["", "relu", "add and relu"]
@@ -225,7 +273,7 @@ def test_a_network_launches_them(tmp_path: Any, monkeypatch: pytest.MonkeyPatch)
         found: list[Launch] = []
         step_on_no_device(package, monkeypatch, launched=found)
     names = [one.name for one in found if one.name.startswith("norm_")]
-    assert len(names) == 2 * 2 * 6  # on two ranks
+    assert len(names) == 2 * 2 * 7  # on two ranks
     assert one_on_a_cpu(one).norm_kernels == ()
 
 

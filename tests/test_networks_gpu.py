@@ -26,6 +26,7 @@ from convgen.kernels.of_rows import convolution_files, local_convolutions, probl
 from convgen.kernels.source import Kernel
 from convgen.network_compiler import CompiledNetwork, compile_network
 from convgen.operations.batch_norm import normalised_sums
+from convgen.operations.convolution import ADD
 from convgen.operations.moments import centred
 from convgen.packages import files_of, forget_package, kernel_modules, load_package, runtime_of
 from convgen.passes.start_halos import StartHalos
@@ -286,7 +287,9 @@ def test_files_of_convolutions_that_are_alike_are_one() -> None:
     graph = read_network_graph(str(NETWORKS / "resnet50.yaml"))
     one = compile_network(graph, Grid((("N", 4),)), target=SM_90)
     files = convolution_files(one.program, SM_90)
-    assert len(list(local_convolutions(one.program))) == 54 and len([f for f in files if not f.masks]) == 2 * 21
+    rows = list(local_convolutions(one.program))
+    assert sum(row.epilogue == ADD for row in rows) == 16  # a block's input is read by two
+    assert len(rows) == 54 + 16 and len([f for f in files if not f.masks]) == 2 * 21
     package = one.package()
     assert {f"{f.name}.py" for f in files} < set(package.files)
     text = package.files["network.py"]

@@ -22,6 +22,7 @@ from convgen.emit.names import a_name, constant, identifier
 from convgen.emit.paste import SharedRuntime, network_runtime
 from convgen.emit.steps_text import Names, StepBlock, by_block, section
 from convgen.errors import InternalError
+from convgen.kernels.add import FILE
 from convgen.kernels.norms import NormFile
 from convgen.kernels.of_rows import ConvolutionFile
 from convgen.operations.autocast import usual_types
@@ -83,6 +84,7 @@ class NetworkInput:
     tf32: Tf32 = "never"
     kernels: tuple[ConvolutionFile, ...] = ()
     norm_kernels: tuple[NormFile, ...] = ()
+    adds: str = ""
     on_mesh: bool = False
 
 
@@ -106,6 +108,7 @@ def emit_network(given: NetworkInput) -> Package:
         "volume.json": _json(volume(given.program)),
         f"{runtime.name}.py": runtime.text,
         **{f"{k.name}.py": k.text for k in (*given.kernels, *given.norm_kernels)},
+        **({f"{FILE}.py": given.adds} if given.adds else {}),
     }
     return Package(files)
 
@@ -200,6 +203,8 @@ class _Writer:
             "on_mesh": g.on_mesh,
             "kernels": g.kernels,
             "norm_kernels": g.norm_kernels,
+            "kernel_files": [*(k.name for k in (*g.kernels, *g.norm_kernels)), *([FILE] if g.adds else [])],
+            "adds": FILE if g.adds else "",
             "held": [k for k in g.kernels if not (k.switched and k.dtype == TFLOAT32)],
         }
         text = environment().get_template("network.py.jinja").render(**context)

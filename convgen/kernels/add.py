@@ -8,13 +8,20 @@ from typing import Any
 from convgen.kernels.environment import environment
 
 NAME = "add_pieces"
+FILE = "ordered_sums"  # a network's module of it
 BLOCK = 1024
 
 
-def add_source(dtype: str) -> str:
+def add_source(dtype: str, name: str = NAME) -> str:
     """The Triton function, for pieces of a layer's dtype; float64 is added in float64, all else in float32."""
     wide = "tl.float64" if dtype == "float64" else "tl.float32"
-    return environment().get_template("kernels/add_pieces.py.jinja").render(wide=wide).rstrip("\n")
+    return environment().get_template("kernels/add_pieces.py.jinja").render(wide=wide, name=name).rstrip("\n")
+
+
+def sums_module() -> str:
+    """A network's module: `add` of equal pieces of any type of floats."""
+    sources = [add_source("float32"), add_source("float64", "add_doubles")]
+    return environment().get_template("kernels/ordered_sums.py.jinja").render(sources=sources, block=BLOCK)
 
 
 def add_module(dtype: str) -> str:

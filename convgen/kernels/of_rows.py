@@ -15,9 +15,11 @@ from convgen.kernels.epilogues import keeps
 from convgen.kernels.families import aten
 from convgen.kernels.problem import LocalDim, Problem
 from convgen.kernels.source import Kernel, kernel_module
-from convgen.operations.convolution import MAKES, READS, Convolution, LocalConvolution
-from convgen.operations.row import Epilogue
+from convgen.operations.convolution import ADD, MAKES, READS, Convolution, LocalConvolution
+from convgen.operations.gradient_sums import sums_taken
+from convgen.operations.row import Epilogue, Operation
 from convgen.program.forms import boxes
+from convgen.program.lower import lower
 from convgen.program.network import Program, label
 from convgen.program.nodes import Phase
 from convgen.program.rows import PlacedRow, at_rank, index_sets
@@ -195,6 +197,7 @@ def _with_steps(masks: bool) -> Phase:
 def local_convolutions(program: Program) -> Iterator[OfRow]:
     """The convolutions of a program, gradients' rows among them, computed at once or piece by piece; of ranks that
     convolve something."""
+    adding = _adding(program)
     for row, types in zip(program.rows, program.row_types, strict=True):
         dtype = next(reversed(types.fetch[:2]), "")  # of its weights, as autocast takes them
         if dtype not in FLOATS:
@@ -217,7 +220,32 @@ def local_convolutions(program: Program) -> Iterator[OfRow]:
             done, masks, steps = operation.kernel_steps
             for held, run in zip(of_ranks, phases, strict=True):
                 if held:
-                    yield OfRow(label(row), run, dtype, held, done, steps, masks, _rim(placed, run[0], program.grid))
+                    rim = _rim(placed, run[0], program.grid)
+                    yield OfRow(label(row), run, dtype, held, done, steps, masks, rim)
+                    if not rim[0] and _key(row, placed) in adding and not done:
+                        yield OfRow(label(row), ("backward_data",), dtype, held, ADD, "sum", True)
+
+
+def _adding(program: Program) -> set[str]:
+    """Keys of steps whose kernels add another gradient of what they make."""
+    rows: dict[str, tuple[Operation, bool]] = {}
+    for row in program.rows:
+        rows[label(row)] = row.bound.operation, True
+        rows |= {_key(row, one): (one.bound.operation, False) for _, one in row.derived}
+    lines = lower(program).backward
+
+    def may_add(n: int) -> bool:
+        operation, is_vjp = rows.get(lines[n].key, (None, False))
+        kind = "vjp" if is_vjp else "forward"
+        return operation is not None and lines[n].kind == kind and not lines[n].again and operation.may_add(is_vjp)
+
+    return {lines[taken.maker].key for taken in sums_taken(lines, may_add)}
+
+
+def _key(row: PlacedRow, placed: PlacedRow) -> str:
+    """What steps of a row, or of its gradient's row, are called."""
+    of = next((k for k, one in row.derived if one is placed), None)
+    return label(row) if of is None else f"{label(row)}.d{row.signature.inputs[of].name}"
 
 
 def _rim(row: PlacedRow, phase: Phase, grid: Grid) -> tuple[str, int]:

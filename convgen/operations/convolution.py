@@ -21,7 +21,19 @@ from convgen.algebra.signature import WHOLE, Made, Operand, Signature
 from convgen.late import torch
 from convgen.operations.autocast import ASKED
 from convgen.operations.rimmed import Rimmed, count_rows, of_parts, to_parts
-from convgen.operations.row import At, Derived, Epilogue, Interval, Operation, Work, fit, own, touched, unfit
+from convgen.operations.row import (
+    At,
+    Derived,
+    Epilogue,
+    EpilogueStep,
+    Interval,
+    Operation,
+    Work,
+    fit,
+    own,
+    touched,
+    unfit,
+)
 
 READS: Mapping[Phase, str] = {"forward": "xw", "backward_data": "yw", "backward_filter": "yx"}
 MAKES: Mapping[Phase, str] = {"forward": "y", "backward_data": "x", "backward_filter": "w"}
@@ -80,6 +92,10 @@ def any_extents(dtype: str, here: LocalConvolution, rim: str = "", steps: Epilog
     """
     found = ANY_EXTENTS.get((dtype, here.kind, steps, masks)) if ANY_EXTENTS else None
     return None if found is None else found.at(here, rim)
+
+
+# As a mask: what is added is another gradient of the same value.
+ADD: Epilogue = (EpilogueStep("{x} + {0}", (("element", 1),), "sum"),)
 
 
 class HeldGroups(NamedTuple):
@@ -222,6 +238,13 @@ class Convolution(Operation):
         """Of a group."""
         return self.conv.filters // self.conv.groups
 
+    def spare(self, way: int) -> tuple[tuple[int, ...], ...]:
+        """Rows of x behind the last window, fewer than a stride: no window reads them, whoever has them."""
+        none, rows = (0,) * (2 + len(self.taps)), (0, 0, *(t.stride - 1 for t in self.taps))
+        if self.phase == "forward":
+            return rows, none
+        return (none, rows) if self.phase == "backward_filter" and way % 2 == 0 else ()
+
     # ---------------------------------------------------------------- local code
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         kernel = self._kernel(way, at, operands)
@@ -245,6 +268,20 @@ class Convolution(Operation):
         return KERNELS.get((dtype, here)) or any_extents(dtype, here)
 
     gives_anew = True
+
+    def may_add(self, is_vjp: bool) -> bool:
+        return self.phase == ("forward" if is_vjp else "backward_data")
+
+    def added(self, way: int, at: At, is_vjp: bool, given: Sequence[Any], before: Any) -> Any:
+        _, w, dy = given if is_vjp else (None, *given[::-1])
+        here = self.convolved(way, at) if (MASKED or ANY_EXTENTS) and not ASKED.types else None
+        if here is None or isinstance(dy, Rimmed) or not dy.dtype == w.dtype == before.dtype or dy.dim() == 1:
+            return None
+        if here.x_parts > 1 or not (dy.numel() and w.numel()):
+            return None
+        dtype = str(dy.dtype)
+        kernel: Any = MASKED.get((dtype, here, ADD)) or any_extents(dtype, here, steps=ADD, masks=True)
+        return None if kernel is None else kernel.back(dy, w, before)
 
     @property
     def leaves_results(self) -> bool:
@@ -345,6 +382,9 @@ class Convolution(Operation):
         padding = self._padding(at, dtype)
         inside = [(lo - p, hi + p) for (lo, hi), p in zip(at.inside[0][2:], padding, strict=True)]
         wished = [w if p == 0 else i for w, i, p in zip(at.windows[0][2:], inside, padding, strict=True)]
+        for d, (t, i, p) in enumerate(zip(self.taps, self.conv.letters, padding, strict=True)):
+            if p == 0 and at.extent(i) == 1:  # whose stride is 1 below, so that spare rows would make more
+                wished[d] = (wished[d][0], wished[d][0] + t.reach + 1)
         strides = [
             1 if p == 0 and at.extent(i) == 1 else t.stride
             for t, i, p in zip(self.taps, self.conv.letters, padding, strict=True)

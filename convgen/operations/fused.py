@@ -35,7 +35,7 @@ from convgen.late import torch
 from convgen.operations.autocast import ASKED, taken_as, types_under
 from convgen.operations.convolution import ANY_EXTENTS, EPILOGUES, MASKED, Convolution, any_extents
 from convgen.operations.rimmed import Rimmed
-from convgen.operations.row import At, Derived, Epilogue, Launch, Operation, Work, standing, touched
+from convgen.operations.row import At, Derived, Epilogue, Launch, Operation, Work, standing, touched, with_spare
 
 MADE = -1  # as a source: what the part before made
 
@@ -122,6 +122,14 @@ class Fused(Operation):
         if self.mask is not None:
             return self.mask, True, f"{self.name.removesuffix('_conv_forward')}_back"
         return self.epilogue or (), False, self.name.removeprefix("conv_forward_") if self.epilogue else ""
+
+    def spare(self, way: int) -> tuple[tuple[int, ...], ...]:
+        """Of what the first part alone reads."""
+        first, *others = self.parts
+        read = [s for part in others for s in part.sources]
+        own = zip(first.sources, first.operation.spare(0), strict=False)
+        rows = {source: more for source, more in own if source not in read}
+        return tuple(rows.get(k, (0,) * len(o.shape)) for k, o in enumerate(self.signatures[0].inputs)) if rows else ()
 
     def convolutions(self, way: int, at: At) -> Iterator[tuple[Convolution, int, At]]:
         for part, here in self.standing_parts(at):
@@ -285,7 +293,7 @@ class Fused(Operation):
             if at.parts:
                 named = [(o.name, f"x{s}") for o, s in zip(part.signature.inputs, part.sources, strict=True)]
                 here = replace(here, parts={name: at.parts[own] for name, own in named if own in at.parts})
-            yield part, here
+            yield part, with_spare(here, [at.spare[s] if s != MADE else () for s in part.sources]) if at.spare else here
 
 
 def _plain(made: Made, signature: Signature) -> Made:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property, lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
@@ -40,6 +40,8 @@ class At:
         known: what local code has worked out there.
         parts: by name, operands and results whose channels lie in so many equal parts one behind the other, flat.
         low: torch's type of products under autocast; None without it.
+        spare: of each operand and dimension, how many rows behind those that are read come too (`Operation.spare`);
+            `windows` and `inside` have them.
     """
 
     blocks: Mapping[str, Interval]
@@ -48,6 +50,7 @@ class At:
     known: dict[Any, Any] = field(default_factory=dict[Any, Any], compare=False, repr=False)
     parts: Mapping[str, int] = field(default_factory=dict[str, int])
     low: Any = None
+    spare: tuple[tuple[int, ...], ...] = ()
 
     def extent(self, index: str) -> int:
         """Elements of an index's block."""
@@ -79,6 +82,43 @@ def _side(made: Made, extent: int, signature: Signature, blocks: Mapping[str, An
     lo, hi = made.relation.window(*blocks[made.indices[0]])
     first, last = made.relation.hull(lo, hi, extent)
     return (lo, hi), ((lo, lo) if isinstance(lo, int) and first >= last else (first, last))
+
+
+def with_spare(at: At, spare: Sequence[Sequence[int]]) -> At:
+    """The place of local code that takes so many rows more of operands, by operand and dimension."""
+    if not any(map(any, spare)):
+        return at
+
+    def more(sides: tuple[tuple[Interval, ...], ...]) -> tuple[tuple[Interval, ...], ...]:
+        pairs = zip(sides, spare, strict=True)
+        return tuple(
+            [
+                tuple([(lo, hi + n) for (lo, hi), n in zip(rows, by or [0] * len(rows), strict=True)])
+                for rows, by in pairs
+            ]
+        )
+
+    more_of = {"windows": more(at.windows), "inside": more(at.inside)}
+    return replace(at, **more_of, spare=tuple(map(tuple, spare)), known={})
+
+
+def spare_rows(
+    operation: Operation, way: int, at: At, held: Sequence[Sequence[Interval] | None]
+) -> tuple[tuple[int, ...], ...]:
+    """Rows behind those that local code reads of each operand which it takes as they come, so that nothing is cut.
+
+    Args:
+        held: of each operand the rows that a rank has; None where it takes no more than it reads.
+    """
+    found: list[tuple[int, ...]] = []
+    for most, rows, windows, inside in zip(operation.spare(way), held, at.windows, at.inside, strict=False):
+        if rows is None or not any(most):
+            found.append(())
+            continue
+        each = zip(most, rows, windows, inside, strict=True)
+        more = [has[1] - read[1] if read[0] < read[1] == wished[1] else 0 for _, has, wished, read in each]
+        found.append(tuple([n if 0 < n <= m else 0 for n, m in zip(more, most, strict=True)]))
+    return tuple(found) + ((),) * (len(at.inside) - len(found)) if any(map(any, found)) else ()
 
 
 def nest(made: Made, signature: Signature, blocks: Mapping[str, Any]) -> Interval:
@@ -275,6 +315,23 @@ class Operation(ABC):
         """Whether `local` and `kept` take that vector, of a rank's part, behind the operands; `vjp` never reads it."""
         return False
 
+    def may_add(self, is_vjp: bool) -> bool:
+        """Whether a kernel of it can add something to the gradient of its first operand, or to its result, which is
+        one.
+
+        Args:
+            is_vjp: of `vjp`, else of `local`.
+        """
+        return False
+
+    def added(self, way: int, at: At, is_vjp: bool, given: Sequence[Any], before: Any) -> Any:
+        """`before` and what `may_add` says, by one kernel; None where there is none for them.
+
+        Args:
+            given: what `vjp` keeps and the result's gradient; else operands.
+        """
+        return None
+
     def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
         """Whether `kept` and `vjp` differentiate local code; elsewhere torch does."""
         return False
@@ -329,6 +386,11 @@ class Operation(ABC):
     def back_of_result(self) -> EpilogueStep | None:
         """`from_result` as a step behind the kernel that makes the result's gradient; its operand is the result."""
         return None
+
+    def spare(self, way: int) -> tuple[tuple[int, ...], ...]:
+        """Of each operand and dimension how many rows behind those that are read `local` may be given, too: what it
+        makes is the same, and their gradient is zero."""
+        return ()
 
     def convolutions(self, way: int, at: At) -> Iterator[tuple[Convolution, int, At]]:
         """The convolutions that it computes, with the signature and the place of a rank in each."""

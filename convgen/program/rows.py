@@ -32,7 +32,7 @@ from convgen.algebra.signature import Made, Operand, Signature
 from convgen.algebra.tensors import Dim, Rows, Tensor
 from convgen.algebra.wants import layout
 from convgen.operations.bound import Bound
-from convgen.operations.row import At, Operation, standing
+from convgen.operations.row import At, Operation, spare_rows, standing, with_spare
 
 Chain = tuple[Conversion, ...]
 Stored = tuple[Axes, ...]  # of a value: for each dimension the axes that split it, outermost first
@@ -343,7 +343,18 @@ def at_rank(row: PlacedRow, grid: Grid, rank: int) -> At:
         axes = roles.get(index, ())
         blocks[index] = span(extent, 1, tuple(grid.sizes[a] for a in axes), tuple(at[a] for a in axes), 0)
     at = standing(signature, blocks)
-    return replace(at, parts=parts) if (parts := in_parts(row, grid)) else at
+    at = replace(at, parts=parts) if (parts := in_parts(row, grid)) else at
+    operation = row.bound.operation
+    if not any(map(any, operation.spare(row.way))):
+        return at
+    sets = index_sets(signature, grid)
+    stored = zip(signature.inputs, row.reads, row.fetch, strict=True)
+    held = [None if chain else _held(sets, Layout(o.name, axes), rank) for o, axes, chain in stored]
+    return with_spare(at, spare_rows(operation, row.way, at, held))
+
+
+def _held(sets: IndexSets, layout: Layout, rank: int) -> list[tuple[int, int]]:
+    return [(int(lo), int(hi)) for lo, hi in sets.held(layout)[rank]]
 
 
 def in_parts(row: PlacedRow, grid: Grid) -> dict[str, int]:

@@ -286,7 +286,7 @@ class VirtualTransport:
     @staticmethod
     def _sum(pieces: list[Tensor], group: Group) -> Tensor:
         """In rank order; `ordered` in a wide type with one rounding, or by its kernel, `native` in the tensors' own."""
-        if group.sums == "ordered" and group.add is not None:
+        if group.sums == "ordered" and group.add is not None and pieces[0].is_floating_point():
             return group.add(torch.cat(pieces), len(pieces))
         kind = pieces[0].dtype
         wide = torch.promote_types(kind, torch.float32) if group.sums == "ordered" and kind.is_floating_point else kind

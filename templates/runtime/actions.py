@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from convgen.operations.autocast import taken_as
+from convgen.operations.convolution import ANY_EXTENTS, MASKED
 from convgen.operations.rimmed import Rimmed
 
 from .biases import LOW, WithBias, added_before, biases_of
@@ -208,6 +209,34 @@ class Actions:
             return found if len(found) > 1 else found[0]
 
         return vjp
+
+    def may_add(self, line: Line) -> bool:
+        """Whether a step of backward can add something to what it makes first."""
+        if line.kind not in ("vjp", "forward") or line.again or (line.kind, line.key) in self.of_norms:
+            return False
+        stand = self.stands.get(line.key)
+        return bool(MASKED or ANY_EXTENTS) and stand is not None and stand.operation.may_add(line.kind == "vjp")
+
+    def _vjp_sum(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
+        code = self._whole(line.key, wants)
+
+        def vjp(kept: Any, *reads: Tensor | None) -> Any:
+            *dys, before = reads
+            dys = [None if d is None else dense(d) for d in dys]
+            found = code.backward(kept, needed, dys, keeps_graph(), before)
+            return found if len(found) > 1 else found[0]
+
+        return vjp
+
+    def _forward_sum(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
+        code = self._whole(line.key, ())
+
+        def run(*reads: Tensor | None) -> Tensor:
+            *operands, before = reads
+            given: Any = operands
+            return code.run(*given)[0] if before is None else code.run_behind(before, *given)
+
+        return run
 
     # ---- In pieces ----
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from convgen.operations.gradient_sums import sums_taken
 from convgen.operations.rimmed import Rimmed
 
 from .actions import CHAINS, Action, Actions, Flags
@@ -265,6 +266,7 @@ class Linked:
     def _codes(
         self, wanted: Sequence[Chosen], numbers: dict[str, int], stays: Collection[str], wants: dict[str, Flags]
     ) -> list[Code]:
+        wanted = self._with_sums(wanted, stays)
         last: dict[str, int] = {}
         makers: dict[str, Line] = {}
         for n, w in enumerate(wanted):
@@ -291,6 +293,24 @@ class Linked:
             ended = sorted(numbers[name] for name in ends if name != NOTHING)
             codes.append(Code(action, tuple(read), tuple(made), tuple(ended), line, over))
         return codes
+
+    def _with_sums(self, wanted: Sequence[Chosen], stays: Collection[str]) -> Sequence[Chosen]:
+        """Steps, where kernels add up gradients of one value that steps of their own would add."""
+
+        def may_add(n: int) -> bool:
+            return self.actions.may_add(wanted[n].line) and all(wanted[n].reads)
+
+        taken = [s for s in sums_taken([w.line for w in wanted], may_add, stays) if all(wanted[s.add].reads)]
+        found: list[Chosen | None] = [*wanted]
+        for maker, add, other in taken:
+            line, makes, reads = wanted[maker]
+            (made,) = wanted[add].line.makes
+            kind, slots = f"{line.kind}_sum", (made, *line.makes[1:])
+            found[add] = None
+            found[maker] = Chosen(
+                line._replace(kind=kind, makes=slots, reads=(*line.reads, other)), makes, (*reads, True)
+            )
+        return [w for w in found if w is not None]
 
     def _may_write_over(self, line: Line, alone: Mapping[str, Line]) -> bool:
         """Whether a step can write over what it reads first.

@@ -161,14 +161,30 @@ class LocalCode:
             edges = tuple([None if t is None else get_gradient_edge(t) for t in begun])
         return tuple([t.detach() for t in made]), Graph(roots, edges, types)
 
+    def run_behind(self, before: Tensor, *operands: Tensor) -> Tensor:
+        """The sum of this and of the only result."""
+        if not (self.stand.autocast or self.is_nothing) and self.is_whole:
+            made = self.stand.operation.added(self.stand.row.way, self.at, False, operands, before)
+            if made is not None:
+                return made
+        return before + self.run(*operands)[0]
+
     def backward(
-        self, kept: Any, needed: Sequence[bool], dys: Sequence[Tensor | None], keep: bool
+        self,
+        kept: Any,
+        needed: Sequence[bool],
+        dys: Sequence[Tensor | None],
+        keep: bool,
+        before: Tensor | None = None,
     ) -> list[Tensor | None]:
         """Gradients of operands, and of what lies between.
 
         Args:
             needed: by operand, and perhaps of what lies between; keep: whether another backward pass may come.
+            before: another gradient of the first operand, to which its gradient is added.
         """
+        if before is not None:
+            return self._behind(before, kept, needed, dys, keep)
         count = len(self.boxes) + self.between
         if len(needed) > count:
             return [*self.backward(kept, needed[:count], dys, keep), None]
@@ -179,6 +195,19 @@ class LocalCode:
         found = self._backward(kept, needed, dys, keep)
         kinds = (*given, *made[:1])  # of what lies between, too
         return [g if g is None else g.to(kind) for g, kind in zip(found, kinds, strict=False)]
+
+    def _behind(
+        self, before: Tensor, kept: Any, needed: Sequence[bool], dys: Sequence[Tensor | None], keep: bool
+    ) -> list[Tensor | None]:
+        own, given = (kept[0], kept[1]) if self.stand.mixes else (kept, None)
+        fits = self.says and self.is_whole and (given is None or given[0] == before.dtype)
+        if fits and (dy := dys[0]) is not None:
+            dy = dy if given is None else dy.to(kept[2][0])
+            made = self.stand.operation.added(self.stand.row.way, self.at, True, (*own, dy), before)
+            if made is not None:
+                return [made, *self.backward(kept, (False, *needed[1:]), dys, keep)[1:]]
+        first, *others = self.backward(kept, needed, dys, keep)
+        return [before if first is None else before + first, *others]
 
     def _backward(
         self, kept: Any, needed: Sequence[bool], dys: Sequence[Tensor | None], keep: bool

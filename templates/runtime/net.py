@@ -84,6 +84,7 @@ class Net(OnGrid, Plain):
         mixes: whether values are of several types of floats.
         tf32: when float32 is multiplied as TF32: never, where torch's switches say so (switches), or always.
         programs: what local code is in the place of ATen's calls.
+        add: a kernel for ordered sums, as a Group has it.
     """
 
     steps: Any
@@ -107,6 +108,7 @@ class Net(OnGrid, Plain):
         mixes: bool = False,
         tf32: str = "never",
         programs: Any = None,
+        add: Callable[[Tensor, int], Tensor] | None = None,
     ) -> None:
         self.name, self.file, self.sizes, self.batch = name, file, grid, batch
         self.letters, self.open = ("N", *opened), (batch, *opened.values())
@@ -114,7 +116,7 @@ class Net(OnGrid, Plain):
         self.grid = ranks_of(grid)
         self.dtype, self.device, self.sums, self.state = dtype, device, sums, state
         self.values = {**values, **{n: (shape, there) for n, (shape, there, *_) in state.items()}}
-        self.mixes, self.tf32, self.programs = mixes, tf32, programs
+        self.mixes, self.tf32, self.programs, self.add = mixes, tf32, programs, add
         self.types: dict[str, torch.dtype] = {n: getattr(torch, kind) for n, (_, _, kind, *_) in state.items()}
         folder = Path(file).parent
         files = [path for ending in ("*.py", "*.pt") for path in sorted(folder.glob(ending))]
@@ -361,7 +363,7 @@ class Sized:
             net.sums,
             device or net.device,
         )
-        self.dtype = net.dtype
+        self.dtype, self.add = net.dtype, net.add
 
 
 class ScatterValue(Function):

@@ -4,7 +4,8 @@
 backward. What moves is as norms.py has it.
 
     step            here
-    moments         mean and variance, in one pass over x
+    moments         mean and variance, in one pass over x, and a part's addend of running ones
+    merge           of all ranks' parts, and running ones, in a launch each
     centred         where steps stand behind it: x and its numbers, handed on
     the last step   y, in one pass over x
     its vjp         the gradient's sums a channel, in one pass over x and dy; of a sum the masked dy, too
@@ -26,7 +27,7 @@ from convgen.operations.row import Operation
 
 from .listing import Line, Norm, Steps
 from .mesh import Place
-from .norms import NormHere, Step
+from .norms import NormHere, Statistics, Step
 from .rows import Stand
 from .travel import CHANNELS_LAST
 
@@ -38,16 +39,24 @@ class Handed(NamedTuple):
     others: tuple[Tensor, ...]
 
 
+class Own(tuple[Tensor, Tensor]):
+    """Mean and variance of a part, with its addend of running statistics that are averages of parts'."""
+
+    averaged: Tensor
+
+
 class Summed(NamedTuple):
     """What the last step gives to those before it in the place of a gradient.
 
     Attributes:
         dy: the result's gradient; or where `masked` is false that of what is normalised.
+        vectors: the gradients of weight and bias, as the parameters have them.
     """
 
     dy: Tensor
     masked: bool
     sums: Tensor
+    vectors: tuple[Tensor, Tensor]
 
 
 def norm_here(
@@ -98,12 +107,43 @@ class NormByKernels(NormHere):
 
     def _moments(self, x: Tensor) -> Any:
         x = _last(x)
-        own = x.new_empty(2, x.shape[1], dtype=torch.promote_types(x.dtype, torch.float32))
+        averages = bool(self.norm.averaged)
+        own = x.new_empty(4 if averages else 2, x.shape[1], dtype=torch.promote_types(x.dtype, torch.float32))
         if not x.numel():
             own.zero_()
         elif not ASKED.types:
-            self.module.moments(x, own[0], own[1])
-        return own.view(-1) if self.is_joint else (own[0], own[1])
+            operation: Any = self.moments.operation
+            self.module.moments(x, own[0], own[1], own[2:] if averages else None, operation.of.count)
+        if self.is_joint:
+            return own.view(-1)
+        found = Own((own[0], own[1]))
+        found.averaged = own[2:]
+        return found
+
+    def _merged(self, parts: Tensor, shares: Tensor) -> Statistics:
+        mean, variance = parts.new_empty(2, parts.shape[1] // 2).unbind()
+        if not ASKED.types:
+            self.module.union(parts, shares, mean, variance)
+        return mean, variance
+
+    def _averaged(self, statistics: Any) -> Tensor:
+        return statistics.averaged
+
+    def _renew(self, running_mean: Tensor, running_var: Tensor, statistics: Any) -> tuple[None, None]:
+        mean, variance = statistics
+        self._renewed(running_mean, running_var, mean, variance, self._count_of(mean.dtype))
+        return None, None
+
+    def _renew_by_parts(self, running_mean: Tensor, running_var: Tensor, averaged: Tensor) -> tuple[None, None]:
+        self._renewed(running_mean, running_var, averaged[0], averaged[1], 0)
+        return None, None
+
+    def _renewed(self, running_mean: Tensor, running_var: Tensor, mean: Tensor, variance: Tensor, count: int) -> None:
+        if not ASKED.types:
+            running = running_mean.detach(), running_var.detach()
+            self.module.renew(running, mean, variance, self.norm.momentum, count)
+            for buffer in running:  # of the same version as the buffer, which autograd then knows to be another
+                torch.autograd.graph.increment_version(buffer)
 
     def _centred(self, x: Tensor, p: Any) -> tuple[Any, Any]:
         (mean, variance), w, b = p
@@ -141,12 +181,16 @@ class NormByKernels(NormHere):
         x, w, b, mean, variance = kept
         dy = _last(dy)
         sums = mean.new_empty(3, x.shape[1])
+        kinds = [mean.dtype if t is None else t.dtype for t in (w, b)]
+        rounds = kinds != [mean.dtype] * 2 and not self.is_joint  # whose sums travel
+        dw, db = [mean.new_empty(x.shape[1], dtype=k) for k in kinds] if rounds else sums[1:]
         masked = torch.empty_like(dy) if keep else None
         if not x.numel():
-            sums.zero_()
+            for t in (sums, dw, db):
+                t.zero_()
         elif not ASKED.types:
-            self.module.sums(x, mean, variance, w, b, self.eps, y, dy, masked, sums)
-        return Summed(dy if masked is None else masked, bool(self.behind) and masked is None, sums)
+            self.module.sums(x, mean, variance, w, b, self.eps, y, dy, masked, sums, (dw, db) if rounds else None)
+        return Summed(dy if masked is None else masked, bool(self.behind) and masked is None, sums, (dw, db))
 
     def _back(self, kept: Sequence[Any], dy: Tensor, needed: Sequence[bool]) -> tuple[Any, ...]:
         *kept, y = kept
@@ -166,7 +210,7 @@ class NormByKernels(NormHere):
         count = kept[0].numel() // max(1, kept[0].shape[1])
         assert self.of_parts or not self.training or count == operation.of.count or not count
         dx = self._through(kept, back, back.sums, count) if needed[0] else None
-        return dx, (back.sums[1], back.sums[2])
+        return dx, back.vectors
 
     def _through(self, kept: Sequence[Any], back: Summed, sums: Tensor, total: int) -> Tensor:
         x, w, b, mean, variance = kept
@@ -180,7 +224,7 @@ class NormByKernels(NormHere):
         if not self.is_joint or dm is None:
             return None
         _, total = self._shares(kept[3].dtype)
-        back = dy if isinstance(dy, Summed) else Summed(_last(dy), False, dm)
+        back = dy if isinstance(dy, Summed) else Summed(_last(dy), False, dm, (dm[1], dm[2]))
         return self._through(kept, back, dm, int(total))
 
 

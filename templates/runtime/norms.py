@@ -141,7 +141,10 @@ class NormHere:
             group = here.group(there.over)
             parts = here.place.transport.all_gather(own, [own.numel()] * len(group.ranks), group)
         shares, _ = self._shares(own.dtype)
-        return merged_statistics(parts.view(len(shares), -1), shares)
+        return self._merged(parts.view(len(shares), -1), shares)
+
+    def _merged(self, parts: Tensor, shares: Tensor) -> Statistics:
+        return merged_statistics(parts, shares)
 
     def _shares(self, dtype: torch.dtype) -> tuple[Tensor, float]:
         """Of all elements those of each rank, and how many there are."""
@@ -157,10 +160,14 @@ class NormHere:
             statistics.running = running_mean, running_var
             return None, None
         (mean, variance), momentum = statistics, self.norm.momentum
-        count = self._shares(mean.dtype)[1] if self.is_joint else cast(Any, self.moments.operation).of.count
+        count = self._count_of(mean.dtype)
         running_mean.lerp_(mean.to(running_mean.dtype), momentum)
         running_var.lerp_((variance * (count / (count - 1))).to(running_var.dtype), momentum)
         return None, None
+
+    def _count_of(self, dtype: torch.dtype) -> int:
+        """Elements a channel of all that statistics are of."""
+        return int(self._shares(dtype)[1]) if self.is_joint else cast(Any, self.moments.operation).of.count
 
     def _count(self, counted: Tensor) -> None:
         """One batch more, where they are counted."""

@@ -19,7 +19,7 @@ from convgen.algebra.layout import Axes
 from convgen.algebra.relations import Relation
 from convgen.algebra.signature import Operand
 from convgen.operations.autocast import taken_each, types_under, usual_types
-from convgen.operations.row import At, Operation, nest, standing
+from convgen.operations.row import At, Operation, nest, spare_rows, standing, with_spare
 from convgen.operations.typed import under
 
 from .blocks import Unmapped
@@ -60,6 +60,7 @@ class Stand(Plain):
         self.row, self.operation, self.signature = row, operation, operation.signatures[row.way]
         self.label = label
         self.name, self.grid, self.sizes, self.sums, self.device = net.name, net.grid, net.sizes, net.sums, net.device
+        self.add = net.add
         self.low, self.boxes_at = net.low, net.boxes_at  # which depend on sizes and layouts alone
         inputs, results = self.signature.inputs, self.signature.results
         made = [f"{label}.{r.name}" if j else label for j, r in enumerate(results)]
@@ -80,6 +81,7 @@ class Stand(Plain):
         self.derived = {k: one.stand(net, f"{label}.d{inputs[k].name}") for k, one in row.derived.items()}
         self.autocast = row.autocast if net.low is not None and any(row.autocast) else ()
         self.mixes = net.mixes
+        self.has_spare = any(map(any, operation.spare(row.way)))
         self._ats: dict[int, At] = {}
         self._still: dict[int, bool] = {}
         self._counts: dict[Any, Tensor] = {}
@@ -158,8 +160,15 @@ class Stand(Plain):
         """Where the rank at a position stands."""
         if me not in self._ats:
             roles = self.row.roles
-            self._ats[me] = self.at_blocks({i: self._block(n, roles.get(i, ()), me) for i, n in self.signature.extents})
+            at = self.at_blocks({i: self._block(n, roles.get(i, ()), me) for i, n in self.signature.extents})
+            self._ats[me] = with_spare(at, self._spare(at, me)) if self.has_spare else at
         return self._ats[me]
+
+    def _spare(self, at: At, me: int) -> tuple[tuple[int, ...], ...]:
+        """Rows that come with an operand as it is stored, and that no window reads."""
+        whole = zip(self.windows, self.fetch, strict=True)
+        held = [None if chain else held_at(self, there, me, 0) for there, chain in whole]  # type: ignore[arg-type]
+        return spare_rows(self.operation, self.row.way, at, held)
 
     def _block(self, extent: int, axes: Axes, me: int) -> tuple[int, int]:
         """Of an index."""

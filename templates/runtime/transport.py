@@ -70,7 +70,7 @@ def wide_type(kind: torch.dtype) -> torch.dtype:
 def ordered_sum(pieces: Tensor, count: int, group: Group) -> Tensor:
     """Equal pieces that lie one behind the other, added in this order, in a wide type, and rounded once."""
     add = getattr(group, "add", None)  # a module with an older runtime may have made the group
-    if add is not None:
+    if add is not None and pieces.is_floating_point():
         return add(pieces, count)
     first, *rest = pieces.view(count, pieces.numel() // count)
     total = first.to(wide_type(pieces.dtype), copy=True)

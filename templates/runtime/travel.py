@@ -55,7 +55,7 @@ class RowHere(Here):
         return super().shape(layout)
 
     def group(self, axes: Axes) -> Group:
-        return Group(tuple(self.place.ranks[p] for p in self.members(axes)), self.layer.sums)
+        return Group(tuple(self.place.ranks[p] for p in self.members(axes)), self.layer.sums, self.layer.add)
 
 
 Moving = Callable[[Tensor], Any]
