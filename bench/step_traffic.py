@@ -123,6 +123,8 @@ class Recorder(TorchDispatchMode):
         return made
 
     def _record(self, name: str, args: Sequence[Any], made: Sequence[Any]) -> None:
+        if of_transport():  # which stands for what moves messages, as nothing does for plain torch
+            return
         of_sum = False
         if name in ("add", "add_", "relu_", "relu"):
             of = args[0].untyped_storage()._cdata
@@ -140,8 +142,6 @@ class Recorder(TorchDispatchMode):
         source = args[1] if name == "copy_" else args[0] if name in ("clone", "_to_copy") else None
         if isinstance(source, Tensor) and changes_format(source, made[0]):
             self.traffic.formats[self.maker()] += 1
-        if of_transport():  # which stands for what moves messages, as nothing does for plain torch
-            return
         one = counted(name, args, made, of_sum)
         if self.maker().startswith(MESSAGES):
             one = replace(one, kind="messages")

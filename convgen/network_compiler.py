@@ -190,6 +190,7 @@ class CompiledNetwork:
                 kernels=self.kernels,
                 norm_kernels=self.norm_kernels,
                 adds=sums_module() if self.target.is_gpu and self.program.grid.ranks > 1 else "",
+                last=self.target.memory_format(2) == "channels_last",
                 on_mesh=self.target.is_mesh,
             )
         )

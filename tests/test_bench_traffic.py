@@ -53,7 +53,7 @@ def test_bytes_of_calls_are_those_by_hand(bench: Any) -> None:
     assert not found.formats
 
 
-@pytest.mark.parametrize(("statistics", "most"), [("local", 0.90), ("global", 0.90)], ids=["local", "global"])
+@pytest.mark.parametrize(("statistics", "most"), [("local", 0.89), ("global", 0.89)], ids=["local", "global"])
 def test_a_step_moves_less_than_plain_torch(bench: Any, statistics: str, most: float) -> None:
     """Bounds may only fall."""
     shape = (8, 64, 28, 28)
@@ -66,7 +66,7 @@ def test_a_step_moves_less_than_plain_torch(bench: Any, statistics: str, most: f
     assert norms == {"local": 7, "global": 8}[statistics] * 7  # of seven norms; a union of ranks' moments is one more
     names = ("relu", "threshold_backward", "native_batch_norm", "native_batch_norm_backward", "batch_norm_update_stats")
     assert not any(name in ours.calls for name in names)
-    assert sum(ours.formats.values()) <= 7  # of weights and their gradients, and of the loss's gradient
+    assert sum(ours.formats.values()) <= 1  # of the loss's gradient
 
 
 def test_what_l2_has_lost_is_read_anew(bench: Any) -> None:

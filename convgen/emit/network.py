@@ -57,6 +57,7 @@ class NetworkInput:
         texts: of the header.
         dtype: of its first floats, or tfloat32.
         tf32: when float32 is multiplied as TF32: where torch's switches say so, or always.
+        adds: the module of ordered sums, if there is one; last: whether parameters lie with channels last.
     """
 
     program: Program
@@ -85,6 +86,7 @@ class NetworkInput:
     kernels: tuple[ConvolutionFile, ...] = ()
     norm_kernels: tuple[NormFile, ...] = ()
     adds: str = ""
+    last: bool = False
     on_mesh: bool = False
 
 
@@ -205,6 +207,7 @@ class _Writer:
             "norm_kernels": g.norm_kernels,
             "kernel_files": [*(k.name for k in (*g.kernels, *g.norm_kernels)), *([FILE] if g.adds else [])],
             "adds": FILE if g.adds else "",
+            "last": g.last,
             "held": [k for k in g.kernels if not (k.switched and k.dtype == TFLOAT32)],
         }
         text = environment().get_template("network.py.jinja").render(**context)

@@ -30,7 +30,7 @@ from .norms import norms_at_once
 from .pieces import Halo, Pieces, pieces_of, put_together
 from .rows import Stand
 from .surrounded import HALO, surrounded, taken_from, taker
-from .travel import Move, RowHere, dense, way_of
+from .travel import Move, RowHere, dense, flat_as, unflat_as, way_of
 
 GRADIENTS = "gradients"
 CHAINS: tuple[str, ...] = ("fetch", "store", "given", "back")  # steps that convert something and wait for it
@@ -465,13 +465,13 @@ class Actions:
         name, axes, kind = line.key.split(":")
         dtype: torch.dtype = getattr(torch, kind)
         over, here = tuple(axes.split(",")), RowHere(self.ctx.net, self.place, 0)
-        group = here.group(over)
+        group, last = here.group(over), self.ctx.net.last
 
         def start(*gradients: Tensor | None) -> Any:
             come = [g if there else None for g, there in zip(gradients, read, strict=True)]
             like = [None if g is None else (g.shape, g.dtype) for g in come]
             parts = [g for g in come if g is not None]
-            packed = torch.cat([g.reshape(-1) for g in parts], out=parts[0].new_empty(0, dtype=dtype))
+            packed = torch.cat([flat_as(g, last) for g in parts], out=parts[0].new_empty(0, dtype=dtype))
             ranks = len(group.ranks)
             splits = [hi - lo for lo, hi in (ith_part(0, packed.numel(), ranks, i) for i in range(ranks))]
             with named(name, "all_reduce", over, here):
@@ -481,12 +481,14 @@ class Actions:
         return start
 
     def _wait_bucket(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
+        last = self.ctx.net.last
+
         def wait(sent: Any) -> Any:
             pending, like, context = sent
             with noted("wait", line.key.partition(":")[0]), context():
                 whole = pending.wait()
             parts = iter(whole.split([one[0].numel() for one in like if one is not None]))
-            found = [None if one is None else next(parts).view(one[0]).to(one[1]) for one in like]
+            found = [None if one is None else unflat_as(next(parts), one[0], last).to(one[1]) for one in like]
             return found if len(found) > 1 else found[0]
 
         return wait

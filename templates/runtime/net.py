@@ -32,7 +32,7 @@ from .recent import Recent
 from .regions import Where, as_slices, read_region
 from .splits import Distribution, Plain, Split, block_of
 from .tf32 import TAKEN
-from .travel import RowHere
+from .travel import CHANNELS_LAST, RowHere
 
 EMPTY: dict[str, int] = {}
 KEPT = 32  # sizes of calls for which steps are kept ready
@@ -85,6 +85,8 @@ class Net(OnGrid, Plain):
         tf32: when float32 is multiplied as TF32: never, where torch's switches say so (switches), or always.
         programs: what local code is in the place of ATen's calls.
         add: a kernel for ordered sums, as a Group has it.
+        last: whether parameters of images and volumes, and their gradients, lie with channels last, as kernels read
+            them.
     """
 
     steps: Any
@@ -109,6 +111,7 @@ class Net(OnGrid, Plain):
         tf32: str = "never",
         programs: Any = None,
         add: Callable[[Tensor, int], Tensor] | None = None,
+        last: bool = False,
     ) -> None:
         self.name, self.file, self.sizes, self.batch = name, file, grid, batch
         self.letters, self.open = ("N", *opened), (batch, *opened.values())
@@ -116,7 +119,7 @@ class Net(OnGrid, Plain):
         self.grid = ranks_of(grid)
         self.dtype, self.device, self.sums, self.state = dtype, device, sums, state
         self.values = {**values, **{n: (shape, there) for n, (shape, there, *_) in state.items()}}
-        self.mixes, self.tf32, self.programs, self.add = mixes, tf32, programs, add
+        self.mixes, self.tf32, self.programs, self.add, self.last = mixes, tf32, programs, add, last
         self.types: dict[str, torch.dtype] = {n: getattr(torch, kind) for n, (_, _, kind, *_) in state.items()}
         folder = Path(file).parent
         files = [path for ending in ("*.py", "*.pt") for path in sorted(folder.glob(ending))]
@@ -179,6 +182,12 @@ class Net(OnGrid, Plain):
 
     def whole_shape(self, layout: Split, batch: int) -> tuple[int, ...]:
         return layout.extents
+
+    def format(self, tensor: str) -> torch.memory_format:
+        """How a parameter lies in memory, and all else that has a name."""
+        learnt = self.last and tensor in self.state and self.state[tensor][4]
+        dims = len(self.values[tensor][0]) if learnt else 0
+        return CHANNELS_LAST.get(dims, torch.contiguous_format)
 
     def placements(self, name: str, mesh: DeviceMesh) -> list[Shard | Replicate] | None:
         """DTensor's placements for a parameter, if any."""

@@ -108,7 +108,8 @@ class NetworkModule(AnySize, Known):
         for path in self._paths:
             self._owner(f"{path}.")
         for name in self._learnt:
-            block = torch.empty(here.shape(net.stored[name]), dtype=net.types[name], device=device)
+            shape, memory = here.shape(net.stored[name]), net.format(name)
+            block = torch.empty(shape, dtype=net.types[name], device=device, memory_format=memory)
             value = torch.nn.Parameter(self._as_known(name, block, parameters), requires_grad=name not in self._frozen)
             owner, leaf = self._owners[name] = self._owner(name)
             owner.register_parameter(leaf, value)

@@ -75,6 +75,19 @@ def dense(tensor: Tensor, like: Tensor | None = None) -> Tensor:
     return tensor.contiguous()
 
 
+def flat_as(tensor: Tensor, last: bool) -> Tensor:
+    """Elements of a tensor one behind the other; `last`: channels last where it has two dimensions behind them."""
+    return (tensor.movedim(1, -1) if last and tensor.dim() in CHANNELS_LAST else tensor).reshape(-1)
+
+
+def unflat_as(flat: Tensor, shape: Sequence[int], last: bool) -> Tensor:
+    """A tensor of this shape of elements that lie so."""
+    if not last or len(shape) not in CHANNELS_LAST:
+        return flat.view(tuple(shape))
+    n, channels, *rows = shape
+    return flat.view(n, *rows, channels).movedim(-1, 1)
+
+
 def way_of(move: Move, here: RowHere) -> Moving:
     """A conversion on this rank, with boxes, splits and groups made once; of any type."""
     over, step = move.over, move.step
