@@ -223,6 +223,7 @@ class _Writer:
         always |= {"EpilogueStep"} if any(k.epilogue for k in g.kernels) or len(g.norm_kernels) > 1 else set()
         always |= {"NORM_KERNELS"} if g.norm_kernels else set()
         always |= {"EPILOGUES", "EpilogueKernel"} if any(k.epilogue and not k.masks for k in g.kernels) else set()
+        always |= {"MOMENTS", "MomentsKernel"} if any(k.moments for k in g.kernels) else set()
         always |= {"MASKED", "MaskKernel"} if any(k.masks for k in g.kernels) else set()
         names = sorted(self.used | always)
         return text, names

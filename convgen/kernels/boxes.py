@@ -362,6 +362,16 @@ class BoxWords(PhaseWords):
         keep = f"before.store([{place}], acc.to(before.dtype).reshape({shape}))"
         return epilogues.lines(self.problem.epilogue, element, vector, keep)
 
+    def box_moments(self) -> list[str]:
+        """Moments of a box of what is made: of its pixels that there are."""
+        inside, inner = list[str](), ""
+        for name, extent, tile in reversed(self.corner):
+            inside.insert(0, f"({name} + pixel{inner} % {tile} < {extent})")
+            inner += f" // {tile}"
+        there = f"(n + pixel{inner} < N) & {' & '.join(inside)}"
+        lines = self.moments(there, "f + tl.arange(0, BF)", "y.dtype")
+        return [f"pixel = tl.arange(0, {self.box_pixels})", *lines]
+
     def view_of_y(self, config: Config) -> list[str]:
         """y or dy as boxes_of_memory is told: shape, and box."""
         if (parts := self.parts_together(config)) > 1:

@@ -13,6 +13,7 @@ from convgen.kernels.choose import choose
 from convgen.kernels.config import Config
 from convgen.kernels.epilogues import keeps
 from convgen.kernels.families import aten
+from convgen.kernels.moments import has_moments
 from convgen.kernels.problem import LocalDim, Problem
 from convgen.kernels.source import Kernel, kernel_module
 from convgen.operations.convolution import ADD, MAKES, READS, Convolution, LocalConvolution
@@ -22,6 +23,7 @@ from convgen.program.forms import boxes
 from convgen.program.lower import lower
 from convgen.program.network import Program, label
 from convgen.program.nodes import Phase
+from convgen.program.norms import norms
 from convgen.program.rows import PlacedRow, at_rank, index_sets
 from convgen.spec.graph import FLOATS, TFLOAT32
 from convgen.spec.target import Target
@@ -46,6 +48,7 @@ class ConvolutionFile:
         open: they take extents as arguments, and serve what ranks convolve at others, too.
         epilogue: of a file of one kernel alone, what that does behind its sum.
         masks: that kernel is backward-data's, else it is forward's.
+        moments: of a file of forward's kernel alone, that it makes moments of y, too.
     """
 
     name: str
@@ -61,6 +64,7 @@ class ConvolutionFile:
     rim: str = ""
     switched: bool = False
     open: bool = False
+    moments: bool = False
 
     @property
     def module(self) -> str:
@@ -85,8 +89,9 @@ class ConvolutionFile:
     def kernels(self) -> tuple[Kernel, ...]:
         """The measured ones, and defaults; of any extents none that is ATen's, which would be searched for at each."""
         known = {p: c for p, c in self.measured.items() if not (self.open and c.family == aten.NAME)}
-        made = (Kernel(p, known[p], self.target) if p in known else choose(p, self.target) for p in self.problems)
-        return tuple(replace(one, open=self.open) for one in made)
+        plain = [tuple(replace(p, moments=False) for p in one) for one in self.problems]
+        made = (Kernel(p, known[p], self.target) if p in known else choose(p, self.target) for p in plain)
+        return tuple(replace(one, problems=of, open=self.open) for one, of in zip(made, self.problems, strict=True))
 
     @cached_property
     def text(self) -> str:
@@ -110,6 +115,7 @@ class OfRow(NamedTuple):
         steps: operations behind it that its kernel does, by their names.
         masks: they are the gradient of what stands before it, behind backward-data.
         rim: the activation that comes as a block and boxes around it, and of how many boxes at most.
+        moments: whether a batch norm's moments are of what it makes, where it makes it.
     """
 
     row: str
@@ -120,6 +126,7 @@ class OfRow(NamedTuple):
     steps: str
     masks: bool
     rim: tuple[str, int] = ("", 0)
+    moments: bool = False
 
 
 def convolution_files(
@@ -170,6 +177,12 @@ def convolution_files(
             found.append(
                 ConvolutionFile(file, dtype, held, last, made, tuple(rows_of), *rest, epilogue, masks, rim, open=open)
             )
+        if not (rim or open) and (normed := [row.row for row in rows if row.moments]):
+            made = (tuple(replace(p, moments=True) for p in problems["forward"]),)
+            forward: tuple[tuple[str, Phase], ...] = tuple((row, "forward") for row in normed)
+            file = ConvolutionFile(f"{name}_moments", dtype, held, last, made, forward, *rest, moments=True)
+            ones = _by_products(file, target, always=program.tf32)
+            found.extend([file] if all(has_moments(k.problem, k.config) for one in ones for k in one.kernels) else [])
     return tuple(one for file in found for one in _by_products(file, target, always=program.tf32))
 
 
@@ -197,7 +210,7 @@ def _with_steps(masks: bool) -> Phase:
 def local_convolutions(program: Program) -> Iterator[OfRow]:
     """The convolutions of a program, gradients' rows among them, computed at once or piece by piece; of ranks that
     convolve something."""
-    adding = _adding(program)
+    adding, before_norms = _adding(program), _before_norms(program)
     for row, types in zip(program.rows, program.row_types, strict=True):
         dtype = next(reversed(types.fetch[:2]), "")  # of its weights, as autocast takes them
         if dtype not in FLOATS:
@@ -221,7 +234,8 @@ def local_convolutions(program: Program) -> Iterator[OfRow]:
             for held, run in zip(of_ranks, phases, strict=True):
                 if held:
                     rim = _rim(placed, run[0], program.grid)
-                    yield OfRow(label(row), run, dtype, held, done, steps, masks, rim)
+                    normed = not done and placed is row and label(row) in before_norms
+                    yield OfRow(label(row), run, dtype, held, done, steps, masks, rim, normed)
                     if not rim[0] and _key(row, placed) in adding and not done:
                         yield OfRow(label(row), ("backward_data",), dtype, held, ADD, "sum", True)
 
@@ -240,6 +254,18 @@ def _adding(program: Program) -> set[str]:
         return operation is not None and lines[n].kind == kind and not lines[n].again and operation.may_add(is_vjp)
 
     return {lines[taken.maker].key for taken in sums_taken(lines, may_add)}
+
+
+def _before_norms(program: Program) -> set[str]:
+    """Labels of rows of whose results, where they are made, batch norms take moments."""
+    makers = {row.bound.makes[0]: row for row in program.rows if len(row.bound.makes) == 1}
+    found: set[str] = set()
+    for norm in norms(program)[0].values():
+        moments = program.rows[norm.moments]
+        maker = makers.get(moments.bound.reads[0])
+        if maker is not None and not (moments.fetch[0] or maker.store[0] or maker.is_cut or moments.is_cut):
+            found.add(label(maker))
+    return found
 
 
 def _key(row: PlacedRow, placed: PlacedRow) -> str:

@@ -39,6 +39,7 @@ class Problem:
         rim: boxes around the rank's own block of the activation read with a halo (x, or dy in backward_data),
             in buffers of their own; None where the operand is one tensor.
         epilogue: what is done with each element of what is made, in forward and backward_data.
+        moments: whether forward makes moments of y by tiles, too (kernels/moments.py).
     """
 
     phase: Phase
@@ -54,6 +55,7 @@ class Problem:
     y_parts: int = 1
     rim: int | None = None
     epilogue: Epilogue = ()
+    moments: bool = False
 
     @property
     def element_bytes(self) -> int:

@@ -13,6 +13,7 @@ from functools import cached_property
 from convgen.kernels import epilogues
 from convgen.kernels.config import Config
 from convgen.kernels.index import IndexMap, activation_map, filter_map
+from convgen.kernels.moments import moment_lines
 from convgen.kernels.problem import Problem
 from convgen.kernels.sharing import adds_last, bunches, second_sum
 from convgen.kernels.sharing_words import Shared
@@ -486,6 +487,10 @@ class Words:
     def place(self, tensor: str, row: str) -> str:
         """Where elements of a tile of the result lie; `row` says where its pixels begin."""
         return f"{self.along(f'({row})')} + {self.across(self.channel(tensor))}{self.part(tensor)}"
+
+    def moments(self, there: str, filters: str, kind: str) -> list[str]:
+        """Moments of a tile of y's."""
+        return moment_lines(there, filters, kind, self.wide)
 
     def epilogue(self, place: str, mask: str, filters: str = "", kept: str = "") -> list[str]:
         """What is done with a tile of y's.

@@ -94,6 +94,8 @@ def any_extents(dtype: str, here: LocalConvolution, rim: str = "", steps: Epilog
     return None if found is None else found.at(here, rim)
 
 
+# The same of forward convolutions that make moments of what they make, too.
+MOMENTS: dict[tuple[str, LocalConvolution], Any] = {}
 # As a mask: what is added is another gradient of the same value.
 ADD: Epilogue = (EpilogueStep("{x} + {0}", (("element", 1),), "sum"),)
 
@@ -268,6 +270,20 @@ class Convolution(Operation):
         return KERNELS.get((dtype, here)) or any_extents(dtype, here)
 
     gives_anew = True
+
+    @property
+    def may_have_moments(self) -> bool:
+        return self.phase == "forward"
+
+    def with_moments(self, way: int, at: At, *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...], Any] | None:
+        here = self.convolved(way, at) if MOMENTS and not ASKED.types else None
+        if here is None or any(isinstance(t, Rimmed) or not t.numel() for t in operands):
+            return None
+        kernel = MOMENTS.get((str(operands[0].dtype), here))
+        if kernel is None:
+            return None
+        made, moments = kernel.made(*operands)
+        return (made,), operands, moments
 
     def may_add(self, is_vjp: bool) -> bool:
         return self.phase == ("forward" if is_vjp else "backward_data")

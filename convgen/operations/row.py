@@ -332,6 +332,15 @@ class Operation(ABC):
         """
         return None
 
+    @property
+    def may_have_moments(self) -> bool:
+        """Whether a kernel of it can make moments of its result, too."""
+        return False
+
+    def with_moments(self, way: int, at: At, *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...], Any] | None:
+        """Results, what `vjp` reads of them, and moments of the result by tiles; None where no kernel makes these."""
+        return None
+
     def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
         """Whether `kept` and `vjp` differentiate local code; elsewhere torch does."""
         return False

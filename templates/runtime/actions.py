@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from convgen.operations.autocast import taken_as
-from convgen.operations.convolution import ANY_EXTENTS, MASKED
 from convgen.operations.rimmed import Rimmed
 
 from .biases import LOW, WithBias, added_before, biases_of
@@ -73,6 +72,7 @@ class Actions:
         self.in_place = {key for n in norms for key in n.in_place()}  # of these, what renews buffers itself
         self.keep = {key for n in norms for key in (n.norm.coefficients, n.norm.centred, *n.behind)}
         self.keep |= {key for kind, key in at_once if kind == "vjp"}
+        self.by_tiles = {key for n in norms for key in n.by_tiles}
         self._codes: dict[Any, Any] = {}
         low = ctx.low is not None or any(kind in LOW for kind in ctx.net.types.values())
         self.biases = biases_of(steps, self.stands) if low else {}
@@ -177,6 +177,15 @@ class Actions:
 
         return forward
 
+    def _forward_moments(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
+        code, keeps = self._whole(line.key, wants), len(line.makes) > 2
+
+        def forward(*operands: Tensor) -> tuple[Any, ...]:
+            (made,), kept, moments = code.with_moments(*operands)
+            return (made, kept, moments) if keeps else (made, moments)
+
+        return forward
+
     def with_biases(self, lines: Sequence[Line]) -> list[Line]:
         """Products that add their biases read them, too."""
         found = {key: bias.reads[1:] for key, bias in self.biases.items()}
@@ -209,13 +218,6 @@ class Actions:
             return found if len(found) > 1 else found[0]
 
         return vjp
-
-    def may_add(self, line: Line) -> bool:
-        """Whether a step of backward can add something to what it makes first."""
-        if line.kind not in ("vjp", "forward") or line.again or (line.kind, line.key) in self.of_norms:
-            return False
-        stand = self.stands.get(line.key)
-        return bool(MASKED or ANY_EXTENTS) and stand is not None and stand.operation.may_add(line.kind == "vjp")
 
     def _vjp_sum(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
         code = self._whole(line.key, wants)

@@ -271,6 +271,24 @@ class MaskKernel:
         return out
 
 
+class MomentsKernel:
+    """A forward kernel that makes moments of what it makes, too, by tiles of pixels.
+
+    Args:
+        module: with the kernel; `plain`: the convolution's own kernels.
+    """
+
+    def __init__(self, module: Any, plain: LocalKernels) -> None:
+        self.module, self.plain = module, plain
+
+    def made(self, x: Tensor, w: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """y; means and sums of squared deviations, [tiles, 2, channels], and how many pixels each tile has."""
+        samples = self.plain.samples("forward", x)
+        y = self.plain.empty("forward", samples, x)
+        given, _ = self.plain.given("forward", x, w)
+        return y, self.module.forward(*given, y, self.plain.sizes(self.module, samples))
+
+
 class ThenConvolved(Unmapped):
     """A convolution of x; the gradient goes to what x was made of."""
 

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from convgen.operations.gradient_sums import sums_taken
 from convgen.operations.rimmed import Rimmed
 
 from .actions import CHAINS, Action, Actions, Flags
@@ -27,20 +26,14 @@ from .lanes import noted
 from .listing import NOTHING, Line, Steps, in_mode
 from .mesh import Place
 from .surrounded import HALO, with_halos
+from .taken_steps import Chosen, with_moments, with_sums
 
-LABELLED: tuple[str, ...] = ("forward", "interior", "boundary", "chunk", "join")  # what a look for NaNs has by name
+LABELLED: tuple[str, ...] = ("forward", "forward_moments", "interior", "boundary", "chunk", "join")  # rows' results
 NOTED: Mapping[str, str] = dict.fromkeys(LABELLED, "local") | dict.fromkeys(CHAINS, "move")  # as a profile has them
 
 
+UNREAD = ("forward", "forward_moments", "same", "fill")  # steps that are left out where nobody reads what they make
 PASSING = ("back", "store", "add", "same", "vjp_join", "join", "wait_chunk", "send_back", "send_store")  # gradients on
-
-
-class Chosen(NamedTuple):
-    """A step of backward: by slot that it makes whether anybody reads it, by slot that it reads whether it is there."""
-
-    line: Line
-    makes: Flags
-    reads: Flags
 
 
 class Code(NamedTuple):
@@ -115,6 +108,7 @@ class Linked:
         )
         self.outputs = {name: slot for name, (slot, _) in steps.outputs.items()}
         self.handed_on = self._hand_on(forward, wide, around) if around else ()
+        forward = with_moments(forward, self.actions)
         self.forward_lines, self.backward_lines = forward, [self._with_gradient(line) for line in backward]
         self.sums = self._sums() if ctx.mixes else {}
         self._forwards: dict[Any, tuple[Forward, list[str], dict[str, Flags]]] = {}
@@ -250,7 +244,7 @@ class Linked:
             makes = tuple([n in needed for n in line.makes])
             if line.kind == "update" and line.reads[0] in renewed:
                 continue
-            if any(makes) or line in own or line.kind not in ("forward", "same", "fill"):
+            if any(makes) or line in own or line.kind not in UNREAD:
                 chosen.append(Chosen(line, makes, (True,) * len(line.reads)))
                 needed |= {*line.reads}
         chosen = chosen[::-1]
@@ -266,7 +260,7 @@ class Linked:
     def _codes(
         self, wanted: Sequence[Chosen], numbers: dict[str, int], stays: Collection[str], wants: dict[str, Flags]
     ) -> list[Code]:
-        wanted = self._with_sums(wanted, stays)
+        wanted = with_sums(wanted, self.actions, stays)
         last: dict[str, int] = {}
         makers: dict[str, Line] = {}
         for n, w in enumerate(wanted):
@@ -293,24 +287,6 @@ class Linked:
             ended = sorted(numbers[name] for name in ends if name != NOTHING)
             codes.append(Code(action, tuple(read), tuple(made), tuple(ended), line, over))
         return codes
-
-    def _with_sums(self, wanted: Sequence[Chosen], stays: Collection[str]) -> Sequence[Chosen]:
-        """Steps, where kernels add up gradients of one value that steps of their own would add."""
-
-        def may_add(n: int) -> bool:
-            return self.actions.may_add(wanted[n].line) and all(wanted[n].reads)
-
-        taken = [s for s in sums_taken([w.line for w in wanted], may_add, stays) if all(wanted[s.add].reads)]
-        found: list[Chosen | None] = [*wanted]
-        for maker, add, other in taken:
-            line, makes, reads = wanted[maker]
-            (made,) = wanted[add].line.makes
-            kind, slots = f"{line.kind}_sum", (made, *line.makes[1:])
-            found[add] = None
-            found[maker] = Chosen(
-                line._replace(kind=kind, makes=slots, reads=(*line.reads, other)), makes, (*reads, True)
-            )
-        return [w for w in found if w is not None]
 
     def _may_write_over(self, line: Line, alone: Mapping[str, Line]) -> bool:
         """Whether a step can write over what it reads first.

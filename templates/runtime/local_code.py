@@ -161,6 +161,19 @@ class LocalCode:
             edges = tuple([None if t is None else get_gradient_edge(t) for t in begun])
         return tuple([t.detach() for t in made]), Graph(roots, edges, types)
 
+    def with_moments(self, *operands: Tensor) -> tuple[tuple[Tensor, ...], Any, Any]:
+        """What `forward` gives, and moments of the result; None where no kernel makes these."""
+        stand = self.stand
+        if not (stand.autocast or self.is_nothing) and self.is_whole:
+            found = stand.operation.with_moments(stand.row.way, self.at, *operands)
+            if found is not None:
+                made, kept, moments = found
+                self.says = True
+                types = tuple([t.dtype for t in operands]), tuple([t.dtype for t in made])
+                return made, (kept, *types) if stand.mixes else kept, moments
+        made, kept = self.forward(*operands)  # nothing, where no gradient is wanted
+        return made, kept, None
+
     def run_behind(self, before: Tensor, *operands: Tensor) -> Tensor:
         """The sum of this and of the only result."""
         if not (self.stand.autocast or self.is_nothing) and self.is_whole:

@@ -4,7 +4,8 @@
 backward. What moves is as norms.py has it.
 
     step            here
-    moments         mean and variance, in one pass over x, and a part's addend of running ones
+    moments         mean and variance, in one pass over x, or of the tiles' that the convolution before has made; and a
+                    part's addend of running ones
     merge           of all ranks' parts, and running ones, in a launch each
     centred         where steps stand behind it: x and its numbers, handed on
     the last step   y, in one pass over x
@@ -89,6 +90,7 @@ class NormByKernels(NormHere):
         self.module, self.places = NORM_KERNELS[chain], [k for _, _, k in found]
         self.behind = [line.key for line, _, _ in found]
         taken.update(self.behind)
+        self.by_tiles = [("forward", norm.moments)]
         self.reads_result = len(chain) > 1
         self.casts = [operation.casts_to for _, operation, _ in found]
 
@@ -105,15 +107,18 @@ class NormByKernels(NormHere):
 
     # ---- forward ----
 
-    def _moments(self, x: Tensor) -> Any:
-        x = _last(x)
+    def _moments(self, x: Tensor, by_tiles: tuple[Tensor, Tensor] | None = None) -> Any:
         averages = bool(self.norm.averaged)
         own = x.new_empty(4 if averages else 2, x.shape[1], dtype=torch.promote_types(x.dtype, torch.float32))
         if not x.numel():
             own.zero_()
         elif not ASKED.types:
             operation: Any = self.moments.operation
-            self.module.moments(x, own[0], own[1], own[2:] if averages else None, operation.of.count)
+            into = own[0], own[1], own[2:] if averages else None, operation.of.count
+            if by_tiles is None:
+                self.module.moments(_last(x), *into)
+            else:
+                self.module.merge(*by_tiles, *into)
         if self.is_joint:
             return own.view(-1)
         found = Own((own[0], own[1]))

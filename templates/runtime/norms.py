@@ -59,9 +59,11 @@ class NormHere:
 
     Attributes:
         behind: keys of rows behind it whose steps are of it, too.
+        by_tiles: kind and key of the step that takes moments of x by tiles, where what makes x makes them.
     """
 
     behind: Sequence[str] = ()
+    by_tiles: Sequence[tuple[str, str]] = ()
 
     def __init__(self, norm: Norm, stands: dict[str, Stand], place: Place, training: bool) -> None:
         self.norm, self.place, self.eps = norm, place, norm.eps
