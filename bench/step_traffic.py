@@ -167,7 +167,7 @@ def _gradients(dy: Tensor, x: Tensor, w: Tensor, *rest: Any) -> tuple[Any, ...]:
     dx, dw = (
         torch.empty_like(t, memory_format=memory) if want else None for t, want in zip((x, w), wants, strict=False)
     )
-    return dx, dw, w.new_empty(w.shape[0]) if wants[2] else None
+    return dx, dw, w.new_empty(dy.shape[1]) if wants[2] else None
 
 
 def of_transport() -> bool:
@@ -238,9 +238,10 @@ class Kernels:
         self.operands: dict[int, list[tuple[str, Tensor]]] = {}
 
     def phase(self, run: Callable[..., Any], phase: Any, *given: Any, **named: Any) -> Any:
-        names = [*READS[phase], *["with"] * (len(given) - 4), MAKES[phase]]
+        tensors_of = [t for t in given if isinstance(t, Tensor)]  # sizes and rims are behind them
+        names = [*READS[phase], *["with"] * (len(tensors_of) - 3), MAKES[phase]]
         me = threading.get_ident()
-        self.operands[me] = [(n, t) for n, t in zip(names, given, strict=False) if isinstance(t, Tensor)]
+        self.operands[me] = [*zip(names, tensors_of, strict=True)]
         try:
             return run(*given, **named)
         finally:
