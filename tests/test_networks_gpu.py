@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -289,12 +290,14 @@ def test_files_of_convolutions_that_are_alike_are_one() -> None:
     files = convolution_files(one.program, SM_90)
     rows = list(local_convolutions(one.program))
     assert sum(row.epilogue == ADD for row in rows) == 16  # a block's input is read by two
-    assert len(rows) == 54 + 16 and len([f for f in files if not f.masks]) == 2 * 21
+    assert len(rows) == 54 + 16 and len([f for f in files if not (f.masks or f.moments)]) == 2 * 21
     package = one.package()
     assert {f"{f.name}.py" for f in files} < set(package.files)
     text = package.files["network.py"]
     assert text.count('KERNELS["torch.float32", held] = LocalKernels(ByProducts(') == 21
-    assert text.count('MASKED["torch.float32", held, steps] = MaskKernel(ByProducts(') == len(files) / 2 - 21
+    for table, made, count in (("MASKED", "MaskKernel", 8), ("MOMENTS", "MomentsKernel", 19)):
+        assert len(re.findall(rf'{table}\["torch.float32", held(?:, steps)?\] = {made}\(ByProducts\(', text)) == count
+    assert len(files) == 2 * (21 + 8 + 19)
     assert 'device="cuda"' in package.files["network.py"]
 
 
