@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from convgen.errors import InputError
 from convgen.files import said
-from convgen.kernels.add import FILE
+from convgen.kernels import add, draws
 from convgen.network_compiler import CompiledNetwork
 from convgen.spec.formats import FORMAT
 from convgen.spec.taken import TAKEN
@@ -222,7 +222,7 @@ def kernel_modules(package: Any) -> list[Any]:
     return [
         part
         for name, part in sys.modules.items()
-        if name.startswith(tuple(f"{package.__name__}.{of}" for of in ("convolution_", "norm_", FILE)))
+        if name.startswith(tuple(f"{package.__name__}.{of}" for of in ("convolution_", "norm_", add.FILE, draws.FILE)))
     ]
 
 

@@ -22,7 +22,7 @@ from convgen.emit.names import a_name, constant, identifier
 from convgen.emit.paste import SharedRuntime, network_runtime
 from convgen.emit.steps_text import Names, StepBlock, by_block, section
 from convgen.errors import InternalError
-from convgen.kernels.add import FILE
+from convgen.kernels import add, draws
 from convgen.kernels.norms import NormFile
 from convgen.kernels.of_rows import ConvolutionFile
 from convgen.operations.autocast import usual_types
@@ -57,7 +57,8 @@ class NetworkInput:
         texts: of the header.
         dtype: of its first floats, or tfloat32.
         tf32: when float32 is multiplied as TF32: where torch's switches say so, or always.
-        adds: the module of ordered sums, if there is one; last: whether parameters lie with channels last.
+        adds, draws: modules of ordered sums, and of what is drawn, if there are any.
+        last: whether parameters lie with channels last.
     """
 
     program: Program
@@ -86,6 +87,7 @@ class NetworkInput:
     kernels: tuple[ConvolutionFile, ...] = ()
     norm_kernels: tuple[NormFile, ...] = ()
     adds: str = ""
+    draws: str = ""
     last: bool = False
     on_mesh: bool = False
 
@@ -110,7 +112,7 @@ def emit_network(given: NetworkInput) -> Package:
         "volume.json": _json(volume(given.program)),
         f"{runtime.name}.py": runtime.text,
         **{f"{k.name}.py": k.text for k in (*given.kernels, *given.norm_kernels)},
-        **({f"{FILE}.py": given.adds} if given.adds else {}),
+        **{f"{name}.py": text for name, text in ((add.FILE, given.adds), (draws.FILE, given.draws)) if text},
     }
     return Package(files)
 
@@ -205,8 +207,12 @@ class _Writer:
             "on_mesh": g.on_mesh,
             "kernels": g.kernels,
             "norm_kernels": g.norm_kernels,
-            "kernel_files": [*(k.name for k in (*g.kernels, *g.norm_kernels)), *([FILE] if g.adds else [])],
-            "adds": FILE if g.adds else "",
+            "kernel_files": [
+                *(k.name for k in (*g.kernels, *g.norm_kernels)),
+                *[name for name, text in ((add.FILE, g.adds), (draws.FILE, g.draws)) if text],
+            ],
+            "adds": add.FILE if g.adds else "",
+            "draws": draws.FILE if g.draws else "",
             "last": g.last,
             "held": [k for k in g.kernels if not (k.switched and k.dtype == TFLOAT32)],
         }
@@ -221,6 +227,7 @@ class _Writer:
         always |= {"ByProducts"} if any(k.switched for k in g.kernels) else set()
         always |= {"RIMS"} if any(k.rim for k in g.kernels) else set()
         always |= {"EpilogueStep"} if any(k.epilogue for k in g.kernels) or len(g.norm_kernels) > 1 else set()
+        always |= {"DRAWS"} if g.draws else set()
         always |= {"NORM_KERNELS"} if g.norm_kernels else set()
         always |= {"EPILOGUES", "EpilogueKernel"} if any(k.epilogue and not k.masks for k in g.kernels) else set()
         always |= {"MOMENTS", "MomentsKernel"} if any(k.moments for k in g.kernels) else set()

@@ -15,12 +15,16 @@ from typing import Any, Literal
 
 from convgen.algebra.signature import WHOLE, Operand, Signature
 from convgen.late import torch
+from convgen.operations.autocast import ASKED
 from convgen.operations.row import At, Derived, Operation, numbered, numbers, on_device, own
 
 WORD = 0xFFFFFFFF
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
 EVALUATION = 1 << 31  # calls in evaluation are steps from here on
+ROUNDS = 10
+MOST_DIMS = 5  # of a tensor for which a kernel draws
+DRAWS: list[Any] = []  # a package's module of kernels that draw, if there is one
 BY_HAND = 32  # elements, of which Python's integers cost less than calls of ATen
 DIGITS = {"float64": 32, "float32": 24, "float16": 11, "bfloat16": 8}  # binary, of uniform numbers below 1
 
@@ -29,11 +33,17 @@ def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[in
     """Ten rounds on four words of 32 bits."""
     a, b, c, d = counter
     k, m = key
-    for _ in range(10):
+    for _ in range(ROUNDS):
         p, q = a * MULTIPLIERS[0], c * MULTIPLIERS[1]
         a, b, c, d = (q >> 32 & WORD) ^ b ^ k, q & WORD, (p >> 32 & WORD) ^ d ^ m, p & WORD
         k, m = k + WEYL[0] & WORD, m + WEYL[1] & WORD
     return a, b, c, d
+
+
+def kernels_of(shape: tuple[int, ...], at: At) -> tuple[Any, Any]:
+    """A module of kernels that draw, and a rank's block; None where ATen draws."""
+    draws = DRAWS[0] if DRAWS and len(shape) <= MOST_DIMS and not ASKED.types else None
+    return draws, [at.blocks[i] for i in numbered(len(shape))]
 
 
 def words(shape: tuple[int, ...], at: At, drawn: Any, call: int) -> tuple[Any, Any, Any, Any]:
@@ -61,8 +71,8 @@ def words(shape: tuple[int, ...], at: At, drawn: Any, call: int) -> tuple[Any, A
     for d in range(cut):
         number = number + (numbers(blocks[d], drawn) * steps[d]).view(-1, *[1] * (len(shape) - 1 - d))
     ones, (seed, step) = [1] * number.dim(), drawn
-    rounds = on_device(tuple(r * w & WORD for r in range(10) for w in WEYL), torch.int64, drawn.device).view(10, 2)
-    keys = (rounds + torch.stack([seed, seed >> 32]) & WORD).view(10, 2, *ones)
+    rounds = on_device(tuple(r * w & WORD for r in range(ROUNDS) for w in WEYL), torch.int64, drawn.device)
+    keys = (rounds.view(ROUNDS, 2) + torch.stack([seed, seed >> 32]) & WORD).view(ROUNDS, 2, *ones)
     times = on_device(MULTIPLIERS, torch.int64, drawn.device).view(2, *ones)
     # philox's rounds, of a and c, and of b and d, at once: of few elements calls of ATen are what it costs.
     even = torch.stack([number & WORD, (step & WORD).expand(number.shape)])
@@ -80,6 +90,14 @@ def some_words(which: Iterable[int], drawn: Any, call: int) -> list[tuple[int, i
     seed, step = drawn.tolist()
     key = (seed & WORD, seed >> 32 & WORD)
     return [philox((i & WORD, i >> 32, step & WORD, call), key) for i in which]
+
+
+def two_words(shape: tuple[int, ...], at: At, drawn: Any, call: int, *, both: bool = True) -> tuple[Any, Any]:
+    """The first two of them; the second, by a kernel, only where `both`."""
+    draws, box = kernels_of(shape, at)
+    if draws is not None:
+        return draws.words(shape, box, drawn, call, both)
+    return words(shape, at, drawn, call)[:2]
 
 
 @dataclass(frozen=True)
@@ -119,18 +137,29 @@ class Dropout(Operation):
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         x, drawn = operands
+        draws, box = kernels_of(self.shape, at)
+        if draws is not None:
+            return (self._dropped(draws, box, x, drawn),)
         return (x * (words(self.shape, at, drawn, self.call)[0] >= self._least) / (1 - self.p),)
+
+    def _dropped(self, draws: Any, box: Any, x: Any, drawn: Any) -> Any:
+        return draws.dropped(x, self.shape, box, drawn, self.call, self._least, 1 - self.p)
 
     def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
         return True
 
     def kept(self, way: int, at: At, wanted: Sequence[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         x, drawn = operands
+        if kernels_of(self.shape, at)[0] is not None:
+            return self.local(way, at, x, drawn), (None, drawn)  # of which the mask is drawn again
         there = words(self.shape, at, drawn, self.call)[0] >= self._least
-        return (x * there / (1 - self.p),), (there,)
+        return (x * there / (1 - self.p),), (there, None)
 
     def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
-        return dys[0] / (1 - self.p) * kept[0], None
+        there, drawn = kept
+        if there is None:
+            return self._dropped(*kernels_of(self.shape, at), dys[0], drawn), None
+        return dys[0] / (1 - self.p) * there, None
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         """Element by element, in Python's integers."""
@@ -177,7 +206,8 @@ class Bernoulli(Drawn):
         return round(self.p * 2**32)
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
-        return ((words(self.shape, at, operands[0], self.call)[0] < self._least).to(getattr(torch, self.dtype)),)
+        one, _ = two_words(self.shape, at, operands[0], self.call, both=False)
+        return ((one < self._least).to(getattr(torch, self.dtype)),)
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         """Element by element, in Python's integers."""
@@ -199,7 +229,7 @@ class Noise(Drawn):
     dtype: str = "float64"
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
-        one, two, *_ = words(self.shape, at, operands[0], self.call)
+        one, two = two_words(self.shape, at, operands[0], self.call, both=self.kind == "normal")
         if self.kind == "uniform":
             digits = DIGITS[self.dtype]
             y = (one >> 32 - digits).to(torch.float64) / 2**digits
