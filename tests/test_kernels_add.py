@@ -17,7 +17,7 @@ from convgen.compiler import compile_layer
 from convgen.cost.traffic import elements_received
 from convgen.emit.local import summed_steps
 from convgen.explain.kernels import kernels_json, kernels_text
-from convgen.kernels.add import add_arguments, add_module, moved_bytes
+from convgen.kernels.add import add_arguments, add_module, moved_bytes, sums_module
 from convgen.kernels.facts import Launch, facts
 from convgen.kernels.load import load_text
 from convgen.spec.reader import layer_from_dict
@@ -57,6 +57,25 @@ def test_sums_are_the_plain_ones_bit_for_bit(dtype: str) -> None:
         (_, _, elements), constants = add_arguments(1, 3, dtype)
         launch(kernel, (1, 1, 1), pieces, out, elements, **constants)
         assert float(out) == total
+
+
+def test_networks_add_by_one_launch_of_any_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a network's module adds, and what it launches for it; of nothing, nothing."""
+    module: Any = load_text(sums_module())
+    ran: list[str] = []
+
+    def noted(function: Any, *args: Any, **more: Any) -> None:
+        ran.append(function.fn.__name__)
+        launch(function, *args, **more)
+
+    monkeypatch.setattr(module, "launch", noted)
+    generator = torch.Generator().manual_seed(3)
+    for dtype in ("float64", "float32", "bfloat16", "float16"):
+        for n, count in ((0, 3), (1, 2), (1025, 3), (2048, 5)):
+            ran.clear()
+            pieces = torch.randn(count, n, generator=generator, dtype=torch.float64).to(TORCH_DTYPES[dtype])
+            assert torch.equal(module.add(pieces.reshape(-1), count), added(pieces, pieces.dtype))
+            assert ran == (["add_doubles" if dtype == "float64" else "add_pieces"] if n else [])
 
 
 def of_three(seed: int, dtype: str) -> Case:

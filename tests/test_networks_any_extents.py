@@ -79,8 +79,9 @@ def test_aten_convolves_at_no_extents_and_nothing_is_compiled_anew(
         found: list[Launch] = []
         with loaded(one, tensors, tmp_path / str(n)) as package, monkeypatch.context() as patch:
             assert step_on_no_device(package, patch, launched=found)
-        for launch in found:  # of each function one, and one for each number of boxes around a block
-            own = launch.function.fn.__module__.rpartition(".")[2], launch.name, launch.constants.get("BOXES")
+        for launch in found:  # of each function one, and one for each number of boxes around a block, and each unit
+            kinds = launch.constants.get("BOXES"), launch.constants.get("UNIT")
+            own = launch.function.fn.__module__.rpartition(".")[2], launch.name, kinds
             made.setdefault(own, set()).add(str(specialised(launch)))
     assert len(files) == len(compiled(grid, (8, 8), dtype)[0].kernels)
     assert {len(one) for one in made.values()} == {1}

@@ -12,15 +12,21 @@ FILE = "ordered_sums"  # a network's module of it
 BLOCK = 1024
 
 
-def add_source(dtype: str, name: str = NAME) -> str:
-    """The Triton function, for pieces of a layer's dtype; float64 is added in float64, all else in float32."""
+def add_source(dtype: str, name: str = NAME, *, open: bool = False) -> str:
+    """The Triton function, for pieces of a layer's dtype; float64 is added in float64, all else in float32.
+
+    Args:
+        open: it is compiled once for any number of elements, but for what that is a multiple of.
+    """
     wide = "tl.float64" if dtype == "float64" else "tl.float32"
-    return environment().get_template("kernels/add_pieces.py.jinja").render(wide=wide, name=name).rstrip("\n")
+    return (
+        environment().get_template("kernels/add_pieces.py.jinja").render(wide=wide, name=name, open=open).rstrip("\n")
+    )
 
 
 def sums_module() -> str:
     """A network's module: `add` of equal pieces of any type of floats."""
-    sources = [add_source("float32"), add_source("float64", "add_doubles")]
+    sources = [add_source("float32", open=True), add_source("float64", "add_doubles", open=True)]
     return environment().get_template("kernels/ordered_sums.py.jinja").render(sources=sources, block=BLOCK)
 
 
