@@ -49,7 +49,7 @@ KINDS = (
     "convolutions", "norms", "elementwise", "pooling", "copies", "reductions", "products", "other kernels", "messages",
 )  # fmt: skip
 ADDS = ("add_pieces", "add_doubles")  # kernels of what ranks have sent
-MESSAGES = ("Actions._start_bucket", "Actions._wait_bucket", "begin", "gathered")
+MESSAGES = ("Actions._start_bucket", "Actions._wait_bucket", "Packing.", "begin", "gathered")
 LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -140,11 +140,11 @@ class Recorder(TorchDispatchMode):
         if name in COPIES:
             self.traffic.copies[self.maker()] += 2 * size(made[0])
         source = args[1] if name == "copy_" else args[0] if name in ("clone", "_to_copy") else None
-        if isinstance(source, Tensor) and changes_format(source, made[0]):
+        packs = self.maker().startswith(MESSAGES)
+        if isinstance(source, Tensor) and changes_format(source, made[0]) and not packs:
             self.traffic.formats[self.maker()] += 1
         one = counted(name, args, made, of_sum)
-        if self.maker().startswith(MESSAGES):
-            one = replace(one, kind="messages")
+        one = replace(one, kind="messages") if packs else one
         self.traffic.add(name, one)
 
     def _brought(self, given: Sequence[Tensor], like: Tensor) -> None:
@@ -176,6 +176,14 @@ def of_transport() -> bool:
     while frame is not None and not frame.f_code.co_filename.endswith("virtual.py"):
         frame = frame.f_back
     return frame is not None and frame.f_code.co_name not in ("body", "run")
+
+
+def in_all_reduce() -> bool:
+    """Whether a transport of virtual ranks makes a whole sum on each of them."""
+    frame: Any = sys._getframe()
+    while frame is not None and frame.f_code.co_name != "_result":
+        frame = frame.f_back
+    return frame is not None and frame.f_locals["kind"] == "all_reduce"
 
 
 def plain_maker() -> str:
@@ -258,6 +266,8 @@ class Kernels:
                 once[where] = max(once.get(where, 0), t.numel() * t.element_size())
         name = function.fn.__name__
         moved = sum(once.values())
+        if name in ADDS and constants["PIECES"] > 2 and in_all_reduce():
+            moved //= constants["PIECES"]  # a rank adds its part, and gathers those of others
         kind = "convolutions" if me in self.operands else "norms" if "norm" in name else "other kernels"
         kind = "messages" if name in ADDS else kind
         if me in self.operands and not name.endswith(("_blocks", "_result", "_sum")):  # a product

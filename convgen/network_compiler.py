@@ -22,9 +22,8 @@ from convgen.cost.machine import Machine
 from convgen.cost.machines import load_machine
 from convgen.emit.network import NetworkInput, Package, Tf32, emit_network
 from convgen.errors import InputError
-from convgen.kernels.add import sums_module
+from convgen.kernels.by_network import network_modules
 from convgen.kernels.config import Config
-from convgen.kernels.draws import draws_module
 from convgen.kernels.norms import NormFile, norm_files
 from convgen.kernels.of_rows import ConvolutionFile, Measured, convolution_files
 from convgen.kernels.problem import Problem
@@ -134,11 +133,6 @@ class CompiledNetwork:
         return norm_files(self.program) if self.target.is_gpu else ()
 
     @property
-    def _draws(self) -> bool:
-        """Whether ranks draw numbers."""
-        return any(row.bound.operation.draws for row in self.program.rows)
-
-    @property
     def _tf32(self) -> Tf32:
         """When float32 is multiplied as TF32."""
         if self.program.tf32:
@@ -195,8 +189,7 @@ class CompiledNetwork:
                 tf32=self._tf32,
                 kernels=self.kernels,
                 norm_kernels=self.norm_kernels,
-                draws=draws_module() if self.target.is_gpu and self._draws else "",
-                adds=sums_module() if self.target.is_gpu and self.program.grid.ranks > 1 else "",
+                kernel_modules=network_modules(self.program) if self.target.is_gpu else {},
                 last=self.target.memory_format(2) == "channels_last",
                 on_mesh=self.target.is_mesh,
             )

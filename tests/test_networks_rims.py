@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -21,6 +22,7 @@ from convgen.cost.network import volume
 from convgen.cost.network_memory import network_memory
 from convgen.errors import InputError
 from convgen.network_compiler import CompiledNetwork, compile_network, compile_text
+from convgen.packages import runtime_of
 from convgen.passes.fuse_forms import FuseForms
 from convgen.passes.start_halos import StartHalos
 from convgen.plan.program.edited import read_text
@@ -31,6 +33,7 @@ from convgen.program.rows import PlacedRow, index_sets
 from convgen.program.verify.network import faults, verify_network
 from convgen.spec.exported import graph_of
 from convgen.spec.graph_edit import with_dtype
+from convgen.verify import network
 from convgen.verify.network import check_network, report_text
 
 EXTENTS = {1: (), 2: (9,), 3: (2, 6)}  # rows but the last
@@ -290,3 +293,40 @@ def test_the_pass_leaves_what_travels_and_few_channels() -> None:
     assert not rims(FuseForms(least_part=64).run(without(one.program)))
     assert not rims(FuseForms(most_boxes=0).run(without(one.program)))
     assert FuseForms().run(one.program) is one.program
+
+
+class Strided(nn.Module):
+    """Halos that are exchanged forward, and added where they are stored backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.Conv2d(8, 8, 3, 2, 1, bias=False)
+        self.norm, self.pool = nn.BatchNorm2d(8), nn.MaxPool2d(3, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.pool(torch.relu(self.norm(self.a(x)))))
+
+
+@pytest.mark.parametrize("grid", [{"H": 2}, {"H": 2, "W": 2}, {"H": 3}], ids=str)
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_exchanges_keep_channels_last(dtype: str, grid: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: pieces, messages and sums of what lies so are right, and lie so."""
+    load, lay = network._loaded, Counter[bool]()
+
+    def dense(tensor: Tensor, like: Tensor | None = None) -> Tensor:
+        last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
+        lies = tensor if like is None else like
+        is_last = last is not None and lies.is_contiguous(memory_format=last) and not lies.is_contiguous()
+        lay[is_last] += 1
+        return tensor.contiguous(memory_format=last if is_last else torch.contiguous_format)
+
+    def loaded_so(*given: Any) -> Any:
+        package = load(*given)
+        runtime_of(package).dense = dense
+        return package
+
+    monkeypatch.setattr(network, "_loaded", loaded_so)
+    graph, tensors = graph_of(Strided(), (torch.randn(2, 8, 9, 8),), name="strided")
+    one = compile_network(with_dtype(graph, dtype), Grid(tuple(grid.items())), target=SM_90)
+    report = check_network(one, tensors, interpret=True)
+    assert report.ok and lay[True], report_text(report)

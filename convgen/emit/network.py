@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, field, fields
 from typing import Any, Literal
 
 from convgen import __version__
@@ -57,7 +57,7 @@ class NetworkInput:
         texts: of the header.
         dtype: of its first floats, or tfloat32.
         tf32: when float32 is multiplied as TF32: where torch's switches say so, or always.
-        adds, draws: modules of ordered sums, and of what is drawn, if there are any.
+        kernel_modules: other modules of kernels, by their files' names.
         last: whether parameters lie with channels last.
     """
 
@@ -86,8 +86,7 @@ class NetworkInput:
     tf32: Tf32 = "never"
     kernels: tuple[ConvolutionFile, ...] = ()
     norm_kernels: tuple[NormFile, ...] = ()
-    adds: str = ""
-    draws: str = ""
+    kernel_modules: Mapping[str, str] = field(default_factory=dict[str, str])
     last: bool = False
     on_mesh: bool = False
 
@@ -112,7 +111,7 @@ def emit_network(given: NetworkInput) -> Package:
         "volume.json": _json(volume(given.program)),
         f"{runtime.name}.py": runtime.text,
         **{f"{k.name}.py": k.text for k in (*given.kernels, *given.norm_kernels)},
-        **{f"{name}.py": text for name, text in ((add.FILE, given.adds), (draws.FILE, given.draws)) if text},
+        **{f"{name}.py": text for name, text in given.kernel_modules.items()},
     }
     return Package(files)
 
@@ -209,10 +208,10 @@ class _Writer:
             "norm_kernels": g.norm_kernels,
             "kernel_files": [
                 *(k.name for k in (*g.kernels, *g.norm_kernels)),
-                *[name for name, text in ((add.FILE, g.adds), (draws.FILE, g.draws)) if text],
+                *g.kernel_modules,
             ],
-            "adds": add.FILE if g.adds else "",
-            "draws": draws.FILE if g.draws else "",
+            "adds": add.FILE if add.FILE in g.kernel_modules else "",
+            "draws": draws.FILE if draws.FILE in g.kernel_modules else "",
             "last": g.last,
             "held": [k for k in g.kernels if not (k.switched and k.dtype == TFLOAT32)],
         }
@@ -227,7 +226,7 @@ class _Writer:
         always |= {"ByProducts"} if any(k.switched for k in g.kernels) else set()
         always |= {"RIMS"} if any(k.rim for k in g.kernels) else set()
         always |= {"EpilogueStep"} if any(k.epilogue for k in g.kernels) or len(g.norm_kernels) > 1 else set()
-        always |= {"DRAWS"} if g.draws else set()
+        always |= {"DRAWS"} if draws.FILE in g.kernel_modules else set()
         always |= {"NORM_KERNELS"} if g.norm_kernels else set()
         always |= {"EPILOGUES", "EpilogueKernel"} if any(k.epilogue and not k.masks for k in g.kernels) else set()
         always |= {"MOMENTS", "MomentsKernel"} if any(k.moments for k in g.kernels) else set()

@@ -486,12 +486,13 @@ def unfit(gradient: Any, have: Sequence[Interval], want: Sequence[Interval]) -> 
     return fit(gradient, want, have)
 
 
-def empty_as(dy: Any, shape: Sequence[int]) -> Any:
-    """What ATen takes for an operand of which only the shape matters, and which dimension is innermost: as in dy."""
+def empty_as(dy: Any, shape: Sequence[int], dtype: Any = None) -> Any:
+    """Memory for a tensor that lies as dy, channels last or not; of its type, unless another is said."""
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(len(shape))
+    dtype = dy.dtype if dtype is None else dtype
     if last is None or dy.is_contiguous() or not dy.is_contiguous(memory_format=last):
-        return dy.new_empty(shape)
-    return torch.empty(shape, dtype=dy.dtype, device=dy.device, memory_format=last)
+        return dy.new_empty(shape, dtype=dtype)
+    return torch.empty(shape, dtype=dtype, device=dy.device, memory_format=last)
 
 
 def numbers(block: Interval, like: Any) -> Any:

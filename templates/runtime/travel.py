@@ -13,6 +13,7 @@ from torch import Tensor
 
 from convgen.algebra.layout import Axes
 from convgen.operations.rimmed import Rimmed, RimPlaces, of_parts, to_parts
+from convgen.operations.row import empty_as
 
 from .conversions import all_gather, consecutive, failure, missing, reduce_scatter, take, within
 from .here import Here, held_at
@@ -93,6 +94,11 @@ def way_of(move: Move, here: RowHere) -> Moving:
     over, step = move.over, move.step
     way, kind = _way(move, here)
     memory = CHANNELS_LAST if move.kind.endswith(("_rim", "_parts")) else {}
+    of_boxes = move.kind in (
+        "exchange",
+        "exchange_add",
+        "all_to_all",
+    )  # whose pieces keep their channels where they are
 
     def travel(tensor: Tensor) -> Any:
         if tensor.dtype == torch.bool:
@@ -102,7 +108,8 @@ def way_of(move: Move, here: RowHere) -> Moving:
         if not kind:
             return way(dense(tensor))
         try:
-            return way(tensor.contiguous(memory_format=memory.get(tensor.dim(), torch.contiguous_format)))
+            lying = memory.get(tensor.dim(), torch.contiguous_format)
+            return way(dense(tensor) if of_boxes else tensor.contiguous(memory_format=lying))
         except Exception as error:
             what = f"step %{step} = {kind} over {','.join(over)}"
             raise failure(what, here, here.group(over).ranks, error) from error
@@ -163,7 +170,7 @@ class Packing:
         ]
 
     def packed(self, tensor: Tensor) -> Tensor:
-        if self.is_flat:
+        if self.is_flat and tensor.is_contiguous():
             return tensor.view(-1)
         tensors = [tensor[where] for where, *_ in self.parts]
         parts = [(t.movedim(1, -1) if self.last else t).reshape(-1) for t in tensors]
@@ -191,7 +198,9 @@ def _exchanging(move: Move, here: RowHere) -> Moving:
 
     def way(tensor: Tensor) -> Tensor:
         there = send(given.packed(tensor), splits, group)
-        out = tensor.new_zeros(shape) if padded else tensor.new_empty(shape)
+        out = empty_as(tensor, shape)
+        if padded:
+            out.zero_()
         if has_own:
             out[to].copy_(tensor[own])
         got.unpack(there, out)
@@ -251,10 +260,23 @@ def _adding(move: Move, here: RowHere) -> Moving:
             addends.append((slices(kept, mine), own, at, n, stand.shape(mine, "")))
         at += n
     group, shape, transport = here.group(move.over), here.shape(dst), here.place.transport
+    theirs = [a for a in addends if a[1] is None]
+    boxes = [box for box, n in zip(receives, sizes, strict=True) if n]
+    apart = not any(stand.size(common(a, b), "") for k, a in enumerate(boxes) for b in boxes[:k])
+    whole = slices(held, kept) if apart and common(held, kept) == kept else None
 
     def way(tensor: Tensor) -> Tensor:
-        got = transport.exchange(given.packed(tensor), (given.sizes, sizes), group)
-        total = torch.zeros(shape, dtype=wide_type(tensor.dtype), device=tensor.device)
+        got, wide = transport.exchange(given.packed(tensor), (given.sizes, sizes), group), wide_type(tensor.dtype)
+        if whole is not None:  # two addends at most, which any order adds alike: only rows of two are gone over twice
+            out = empty_as(tensor, shape).copy_(tensor[whole])
+            for to, _, start, n, part in theirs:
+                rows, more = out[to], got.narrow(0, start, n).view(part)
+                if wide == rows.dtype:
+                    rows.add_(more)
+                else:
+                    rows.copy_(rows.to(wide).add_(more))
+            return out
+        total = empty_as(tensor, shape, wide).zero_()
         for to, own, start, n, part in addends:
             total[to].add_(got.narrow(0, start, n).view(part) if own is None else tensor[own])
         return total.to(tensor.dtype)
