@@ -101,6 +101,31 @@ def test_nothing_else_adds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert seen["add"] <= 2 * 2 and not seen["add_"], seen  # forward's own
 
 
+class Biased(nn.Module):
+    """Whose convolutions' kernels add a bias, and one of them a rectifier that hides what gradients are summed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Conv2d(16, 16, k, padding=k // 2) for k in (1, 3, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = pooled(self.a(x)) + x
+        return torch.relu(self.b(x)) + pooled(self.c(x))
+
+
+def test_of_convolutions_that_add_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, tensors = graph_of(Biased(), (torch.randn(4, 16, 6, 6),), name="biased")
+    one = compile_network(with_dtype(graph, "float64"), Grid((("N", 2),)), target=SM_90)
+    assert sum(row.epilogue == ADD for row in local_convolutions(one.program)) == 2
+    report = check_network(one, tensors, interpret=True)
+    assert report.ok, report_text(report)
+    found: list[Launch] = []
+    with loaded(one, tensors, tmp_path) as package:
+        step_on_no_device(package, monkeypatch, launched=found)
+    backward = [launch for launch in found if launch.name.startswith("backward_data")]
+    assert len(backward) == 2 * 3 and sum("with_0" in launch.function.arg_names for launch in backward) == 2 * 2
+
+
 class Line(NamedTuple):
     kind: str
     makes: tuple[str, ...]

@@ -236,7 +236,7 @@ def local_convolutions(program: Program) -> Iterator[OfRow]:
                     rim = _rim(placed, run[0], program.grid)
                     normed = not done and placed is row and label(row) in before_norms
                     yield OfRow(label(row), run, dtype, held, done, steps, masks, rim, normed)
-                    if not rim[0] and _key(row, placed) in adding and not done:
+                    if not rim[0] and _key(row, placed) in adding and not masks:
                         yield OfRow(label(row), ("backward_data",), dtype, held, ADD, "sum", True)
 
 

@@ -33,7 +33,7 @@ from convgen.algebra.relations import Relation, Through
 from convgen.algebra.signature import WHOLE, Made, Operand, Signature
 from convgen.late import torch
 from convgen.operations.autocast import ASKED, taken_as, types_under
-from convgen.operations.convolution import ANY_EXTENTS, EPILOGUES, MASKED, Convolution, any_extents
+from convgen.operations.convolution import ANY_EXTENTS, EPILOGUES, MASKED, Convolution, LocalConvolution, any_extents
 from convgen.operations.rimmed import Rimmed
 from convgen.operations.row import At, Derived, Epilogue, Launch, Operation, Work, standing, touched, with_spare
 
@@ -185,8 +185,40 @@ class Fused(Operation):
         local = part.operation.convolved(0, here)
         if local is None or any(k == "element" and t.dtype != x.dtype for k, t in zip(kinds, others, strict=True)):
             return None
-        dtype, rim = str(x.dtype), "x" if isinstance(x, Rimmed) else ""
+        return self._known(local, str(x.dtype), "x" if isinstance(x, Rimmed) else "")
+
+    def _known(self, local: LocalConvolution, dtype: str, rim: str = "") -> Any:
+        assert self.epilogue is not None
         return EPILOGUES.get((dtype, local, self.epilogue, rim)) or any_extents(dtype, local, rim, self.epilogue)
+
+    def _says(self, at: At, operands: Sequence[Any]) -> Any:
+        """The kernel, where gradients are made of its operands, its result and that of what it makes alone."""
+        kernel = None if isinstance(operands[0], Rimmed) else self.kernel(at, operands)
+        return None if kernel is None or kernel.keeps else kernel
+
+    def may_add(self, is_vjp: bool) -> bool:
+        """Of a convolution to which other operands are added, the gradient is that of the convolution alone."""
+        return is_vjp and self.epilogue is not None and all(step.back == "sum" for step in self.epilogue)
+
+    def added(self, way: int, at: At, is_vjp: bool, given: Sequence[Any], before: Any) -> Any:
+        x, w, *_, by_kernel, dy = given
+        part, here = next(self.standing_parts(at))
+        return None if by_kernel is not None else part.operation.added(0, here, True, (x, w, dy), before)
+
+    def summed_back(
+        self, dmade: Any, made: Any, shapes: Sequence[Sequence[int]], wanted: Sequence[bool]
+    ) -> tuple[Any, list[Any]]:
+        """Gradients of what the convolution makes and of what is added to it, of the result's and the result."""
+        assert self.epilogue is not None
+        last = self.parts[-1].operation
+        dsum = last.from_result(dmade, made) if self.epilogue[-1].back == "result" else dmade
+        found: list[Any] = []
+        for shape, is_wanted in zip(shapes, wanted, strict=True):
+            if is_wanted and list(shape) != list(dmade.shape):  # a vector over channels
+                found.append(dsum.sum([d for d in range(dsum.dim()) if d != 1]).reshape(shape))
+            else:
+                found.append(dsum if is_wanted else None)
+        return dsum, found
 
     def _masked(self, at: At, operands: Sequence[Any]) -> Any:
         """What convolves what the first part makes, and makes the gradient of what that reads."""
@@ -212,15 +244,23 @@ class Fused(Operation):
 
     def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
         """By its parts; of what lies between, operand 0 has the type."""
-        if at.low is not None or self.kernel(at, operands) is not None or self._masked(at, operands) is not None:
+        if at.low is not None or self._masked(at, operands) is not None:
             return False
+        if self.kernel(at, operands) is not None:
+            return self._says(at, operands) is not None
         return all(
             part.operation.has_vjp(0, here, *[operands[max(source, 0)] for source in part.sources])
             for part, here in self.standing_parts(at)
         )
 
     def kept(self, way: int, at: At, wanted: Sequence[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """What parts keep, one behind the other; then how many things each keeps."""
+        """What parts keep, one behind the other; then how many things each keeps. Of a kernel operands, the result, and
+        how large the others are; then nothing."""
+        if (kernel := self._says(at, operands)) is not None:
+            made, _ = kernel.made(False, *operands)
+            x, w, *others = operands
+            of_result = self.epilogue is not None and self.epilogue[-1].back == "result"
+            return (made,), (x, w, made if of_result else None, tuple([tuple(t.shape) for t in others]), None)
         made, found, counts = None, list[Any](), list[int]()
         for (part, here), asked in zip(self.standing_parts(at), self._asked(wanted), strict=True):
             given = [made if source == MADE else operands[source] for source in part.sources]
@@ -242,6 +282,8 @@ class Fused(Operation):
         return found
 
     def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
+        if kept[-1] is None:
+            return self._of_kernel(at, wanted, kept, dys[0])
         found, dmade, end = list[Any]([None] * len(wanted)), dys[0], len(kept) - 1
         parts = [*zip(self.standing_parts(at), self._asked(wanted), kept[-1], strict=True)]
         for (part, here), asked, count in reversed(parts):
@@ -255,6 +297,17 @@ class Fused(Operation):
                 elif gradient is not None:
                     found[source] = gradient if found[source] is None else found[source] + gradient
         return tuple(found)
+
+    def _of_kernel(self, at: At, wanted: Sequence[bool], kept: Sequence[Any], dmade: Any) -> tuple[Any, ...]:
+        x, w, made, shapes, _ = kept
+        part, here = next(self.standing_parts(at))
+        assert isinstance(part.operation, Convolution)
+        local = part.operation.convolved(0, here)
+        assert local is not None
+        plain = self._known(local, str(x.dtype)).plain
+        dsum, others = self.summed_back(dmade, made, shapes, wanted[2:])
+        dx = plain.made("backward_data", dsum, w) if wanted[0] else None
+        return dx, plain.made("backward_filter", dsum, x) if wanted[1] else None, *others
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         made: Any = None

@@ -222,26 +222,10 @@ class ConvolvedThen(Unmapped):
                 found = iter(torch.autograd.grad(made, asked, dmade))
             dsum, *dothers = [next(found) if t.requires_grad else None for t in leaves]
         else:
-            dsum, dothers = summed_back(ctx.fused, dmade, kept, ctx.shapes, wanted)
+            dsum, dothers = ctx.fused.summed_back(dmade, kept, ctx.shapes, wanted)
         dx = ctx.kernel.plain.made("backward_data", dsum, w) if wants_x else None
         dw = ctx.kernel.plain.made("backward_filter", dsum, x) if wants_w else None
         return None, None, None, None, dsum if between else None, dx, dw, *dothers
-
-
-def summed_back(
-    fused: Fused, dmade: Tensor, made: Tensor, shapes: list[torch.Size], wanted: list[bool]
-) -> tuple[Tensor, list[Tensor | None]]:
-    """Gradients of what a convolution makes and of what is added to it, of the result's and the result."""
-    *_, last = fused.parts
-    assert fused.epilogue is not None
-    dsum = last.operation.from_result(dmade, made) if fused.epilogue[-1].back == "result" else dmade
-    found: list[Tensor | None] = []
-    for shape, is_wanted in zip(shapes, wanted, strict=True):
-        if is_wanted and shape != made.shape:  # a vector over channels
-            found.append(dsum.sum([d for d in range(dsum.dim()) if d != 1]).reshape(shape))
-        else:
-            found.append(dsum if is_wanted else None)
-    return dsum, found
 
 
 class MaskKernel:
