@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise, product
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -243,6 +244,54 @@ def placed(value: Tensor, held: Box, kept: Box) -> Tensor:
     return out
 
 
+class Cell(NamedTuple):
+    """A box of which several ranks have addends.
+
+    Attributes:
+        at: where it stands.
+        addends: in rank order, the number of a rank and where the box stands in what comes from it; None for one's own.
+    """
+
+    at: Slices
+    addends: tuple[tuple[int | None, Slices], ...]
+
+
+MOST_CELLS = 4  # with more than two addends: each takes a launch an addend
+
+
+def cells_of(kept: Box, boxes: Sequence[Box | None]) -> list[Cell]:
+    """Of what a rank keeps the parts of which others have addends, too.
+
+    Args:
+        boxes: in rank order what each has addends of; None for the rank itself, which has of all.
+    """
+    come = [box for box in boxes if box is not None and all(hi > lo for lo, hi in box)]
+    cuts = [sorted({*side, *(v for box in come for v in box[d])}) for d, side in enumerate(kept)]
+    found: list[Cell] = []
+    for cell in product(*(pairwise(side) for side in cuts)):
+        has: list[tuple[int | None, Slices]] = []
+        for k, box in enumerate(boxes):
+            if box is None:
+                has.append((None, ()))
+            elif common(box, cell) == cell:
+                has.append((k, slices(box, cell)))
+        if len(has) > 1:
+            found.append(Cell(slices(kept, cell), tuple(has)))
+    return found
+
+
+def add_up(into: Tensor, addends: Sequence[Tensor], wide: torch.dtype) -> None:
+    """Their sum in this order, in a wide type, rounded once; `into` is one of them."""
+    first, *others = addends
+    if len(others) == 1:  # which any order adds alike, and ATen in a wide type
+        into.add_(others[0] if first is into else first)
+        return
+    total = first.to(wide, copy=True)
+    for one in others:
+        total.add_(one)
+    into.copy_(total)
+
+
 def _adding(move: Move, here: RowHere) -> Moving:
     """Parts that overlap, added where they are stored: in rank order, in a wide type, rounded once."""
     stand, me, src, dst = here.layer, here.place.me, move.src, move.dst
@@ -260,21 +309,18 @@ def _adding(move: Move, here: RowHere) -> Moving:
             addends.append((slices(kept, mine), own, at, n, stand.shape(mine, "")))
         at += n
     group, shape, transport = here.group(move.over), here.shape(dst), here.place.transport
-    theirs = [a for a in addends if a[1] is None]
-    boxes = [box for box, n in zip(receives, sizes, strict=True) if n]
-    apart = not any(stand.size(common(a, b), "") for k, a in enumerate(boxes) for b in boxes[:k])
-    whole = slices(held, kept) if apart and common(held, kept) == kept else None
+    cells = cells_of(kept, [None if p == me else box for p, box in zip(peers, receives, strict=True)])
+    fits = common(held, kept) == kept and sum(len(c.addends) > 2 for c in cells) <= MOST_CELLS
+    whole, parts_of = slices(held, kept) if fits else None, [stand.shape(box, "") for box in receives]
 
     def way(tensor: Tensor) -> Tensor:
         got, wide = transport.exchange(given.packed(tensor), (given.sizes, sizes), group), wide_type(tensor.dtype)
-        if whole is not None:  # two addends at most, which any order adds alike: only rows of two are gone over twice
+        if whole is not None:  # only what others have addends of is gone over twice
             out = empty_as(tensor, shape).copy_(tensor[whole])
-            for to, _, start, n, part in theirs:
-                rows, more = out[to], got.narrow(0, start, n).view(part)
-                if wide == rows.dtype:
-                    rows.add_(more)
-                else:
-                    rows.copy_(rows.to(wide).add_(more))
+            come = [t.view(part) if t.numel() else t for t, part in zip(got.split(sizes), parts_of, strict=True)]
+            for cell in cells:
+                rows = out[cell.at]
+                add_up(rows, [rows if k is None else come[k][where] for k, where in cell.addends], wide)
             return out
         total = empty_as(tensor, shape, wide).zero_()
         for to, own, start, n, part in addends:
