@@ -9,7 +9,8 @@ import torch
 
 from convgen.algebra.conv import Conv, Spatial
 from convgen.operations.convolution import Convolution
-from convgen.operations.row import spare_rows, standing, with_spare
+from convgen.operations.row import standing
+from convgen.operations.spare import spare_rows, with_spare
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -35,7 +35,8 @@ from convgen.late import torch
 from convgen.operations.autocast import ASKED, taken_as, types_under
 from convgen.operations.convolution import ANY_EXTENTS, EPILOGUES, MASKED, Convolution, LocalConvolution, any_extents
 from convgen.operations.rimmed import Rimmed
-from convgen.operations.row import At, Derived, Epilogue, Launch, Operation, Work, standing, touched, with_spare
+from convgen.operations.row import At, Derived, Epilogue, Launch, Operation, Work, standing, touched
+from convgen.operations.spare import with_spare
 
 MADE = -1  # as a source: what the part before made
 

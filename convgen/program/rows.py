@@ -32,7 +32,8 @@ from convgen.algebra.signature import Made, Operand, Signature
 from convgen.algebra.tensors import Dim, Rows, Tensor
 from convgen.algebra.wants import layout
 from convgen.operations.bound import Bound
-from convgen.operations.row import At, Operation, spare_rows, standing, with_spare
+from convgen.operations.row import At, Operation, standing
+from convgen.operations.spare import spare_rows, with_spare
 
 Chain = tuple[Conversion, ...]
 Stored = tuple[Axes, ...]  # of a value: for each dimension the axes that split it, outermost first

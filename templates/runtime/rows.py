@@ -19,7 +19,8 @@ from convgen.algebra.layout import Axes
 from convgen.algebra.relations import Relation
 from convgen.algebra.signature import Operand
 from convgen.operations.autocast import taken_each, types_under, usual_types
-from convgen.operations.row import At, Operation, nest, spare_rows, standing, with_spare
+from convgen.operations.row import At, Operation, nest, standing
+from convgen.operations.spare import spare_rows, with_spare
 from convgen.operations.typed import under
 
 from .blocks import Unmapped
