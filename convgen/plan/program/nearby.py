@@ -32,6 +32,14 @@ class Laid(NamedTuple):
     gradients: Mapping[str, Way]
 
 
+class Anew(NamedTuple):
+    """How a row is placed: its ways, and the storage of what it reads and makes."""
+
+    laid: Laid
+    reads: list[Stored]
+    makes: list[Stored]
+
+
 class Change(NamedTuple):
     """Rows that a draw places anew with what each costs, values that it stores otherwise, and picoseconds more."""
 
@@ -63,6 +71,8 @@ class Nearby:
         self.wanted = program.differentiable(of_inputs=of_inputs)
         self.learnt = {n for n, v in program.values.items() if v.kind == "parameter"}
         self.rows, self.stored = [*program.rows], {n: v.stored for n, v in program.values.items()}
+        self.alike_in = [self._alike_in(i, row) for i, row in enumerate(self.rows)]
+        self.known: dict[object, int] = {}  # picoseconds of a row, by all that they depend on
         self.costs = [self._cost(i, row) for i, row in enumerate(self.rows)]
         self.with_: dict[str, str] = {}  # buffers and what they become lie alike
         for buffer, value in program.updates:
@@ -92,8 +102,12 @@ class Nearby:
             self.rows[i], self.costs[i] = row, cost
         self.stored.update(change.stored)
 
-    def draw(self, draw: Random) -> Change | None:
-        """Something else; None where it can't be."""
+    def draw(self, draw: Random, *, cheaper: bool = False) -> Change | None:
+        """Something else; None where it can't be.
+
+        Args:
+            cheaper: also None where it costs as much or more, which is often known before all of it is placed.
+        """
         stored: dict[str, Stored] = {}
         laid: dict[int, Laid] = {}
         kind = draw.choice(("value", "values", "row", "row and values", "gradient"))
@@ -104,7 +118,7 @@ class Nearby:
             self._lay(draw, i, kind, stored, laid)
         if any(self.stored[v] == s for v, s in stored.items()):
             stored = {v: s for v, s in stored.items() if self.stored[v] != s}
-        return self._changed(stored, laid) if stored or laid else None
+        return self._changed(stored, laid, cheaper) if stored or laid else None
 
     # ---------------------------------------------------------------- what is drawn
     def _store(self, draw: Random, stored: dict[str, Stored], laid: dict[int, Laid], most: int) -> None:
@@ -217,9 +231,12 @@ class Nearby:
         return signature.reduction != "max" and serves(signature, dict(way[1]), self.grid)
 
     # ---------------------------------------------------------------- what it costs
-    def _changed(self, stored: Mapping[str, Stored], laid: Mapping[int, Laid]) -> Change | None:
+    def _changed(self, stored: Mapping[str, Stored], laid: Mapping[int, Laid], cheaper: bool) -> Change | None:
         touched = {i for v in stored for i in self.touching.get(v, ())} | {*laid}
-        rows: dict[int, tuple[PlacedRow, int]] = {}
+        before = left = sum(self.costs[i] for i in touched)
+        anew: dict[int, Anew] = {}
+        costs: dict[int, int] = {}
+        rows: dict[int, PlacedRow] = {}
         for i in touched:
             row = self.rows[i]
             one = laid.get(i) or Laid((row.way, row.roles), _gradients(row))
@@ -228,14 +245,34 @@ class Nearby:
                 return None
             reads = [stored.get(v, self.stored[v]) for v in row.bound.reads]
             makes = [stored.get(v, self.stored[v]) if v else s for v, s in zip(row.bound.makes, row.makes, strict=True)]
-            names = stored_by_name(row.bound.operation.signatures[0], reads, makes)
-            derived = {
-                name: place_gradient(row.bound, name, self.grid, way, dict(roles), names)
-                for name, (way, roles) in one.gradients.items()
-            }
-            new = place(row.bound, self.grid, one.way[0], dict(one.way[1]), reads, makes, derived)
-            rows[i] = new, self._cost(i, new)
-        return Change(rows, stored, sum(cost - self.costs[i] for i, (_, cost) in rows.items()))
+            anew[i] = Anew(one, reads, makes)
+        for i, how in anew.items():
+            key = (self.alike_in[i], how.laid.way, tuple(how.laid.gradients.items()), *how.reads, *how.makes)
+            if (cost := self.known.get(key)) is None:
+                rows[i] = self._placed(i, how)
+                cost = self.known[key] = self._cost(i, rows[i])
+            costs[i] = cost
+            left -= cost
+            if cheaper and left <= 0:  # what is left to place costs nothing or more
+                return None
+        placed = {i: (rows[i] if i in rows else self._placed(i, how), costs[i]) for i, how in anew.items()}
+        return Change(placed, stored, sum(costs.values()) - before)
+
+    def _placed(self, i: int, how: Anew) -> PlacedRow:
+        bound, ((number, roles), gradients) = self.rows[i].bound, how.laid
+        names = stored_by_name(bound.operation.signatures[0], how.reads, how.makes)
+        derived = {
+            name: place_gradient(bound, name, self.grid, way, dict(own), names)
+            for name, (way, own) in gradients.items()
+        }
+        return place(bound, self.grid, number, dict(roles), how.reads, how.makes, derived)
+
+    def _alike_in(self, i: int, row: PlacedRow) -> object:
+        """What rows have in common that cost the same where they are placed alike."""
+        bound = row.bound
+        learnt = tuple(v in self.learnt for v in bound.reads)
+        several = tuple(bound.reads.index(v) for v in bound.reads), tuple(bool(v) for v in bound.makes)
+        return bound.operation, self.start.row_types[i], tuple(asked(bound, self.wanted)), learnt, several
 
     def _cost(self, i: int, row: PlacedRow) -> int:
         types = self.start.row_types[i]
@@ -256,7 +293,6 @@ def improved(
     """
     near, draw = Nearby(program, machine, dtype, frozen, of_inputs=of_inputs), Random(program.name)
     for _ in range(draws if near.grid.axes else 0):
-        change = near.draw(draw)
-        if change is not None and change.more_ps < 0:
+        if (change := near.draw(draw, cheaper=True)) is not None:
             near.take(change)
     return near.program, near.time_ps
