@@ -9,7 +9,11 @@ from sampling import draws
 from small_networks import compiled, resnet, unet
 
 from convgen.algebra.grid import Grid
+from convgen.cost.machines import load_machine
+from convgen.cost.rows import price_on
 from convgen.cost.work import most_work, work_by_rank
+from convgen.operations.pointwise import Pointwise, bias
+from convgen.operations.row import Work
 
 
 def test_the_busiest_rank_is_found_without_numbering_ranks() -> None:
@@ -34,3 +38,17 @@ def test_the_busiest_rank_is_found_without_numbering_ranks() -> None:
                     assert most.work.elements == np.max(one.work.elements)
                     cases += 1
     assert cases > 100
+
+
+def test_an_addend_of_the_sums_shape_costs_nothing_on_the_way_back() -> None:
+    """A bias's gradient is one sum that reads the sum's gradient once; that of what it is added to is passed on."""
+    shape, grid = (4, 8, 6, 6), Grid((("a", 2),))
+    price = price_on(grid, load_machine("lassen"), "float32")
+    elements = 2 * 8 * 6 * 6
+    row = bias(shape)
+    split = {row.signatures[0].extents[0][0]: ("a",)}
+    assert price.local(row, 0, split, [0]) == 0
+    both = price.local(row, 0, split, [0, 1])
+    assert both == price.local(row, 0, split, [1]) == price.seconds_of(Work(elements, elements + 8))
+    assert price.local(Pointwise("add", shape, (shape, shape)), 0, split, [0, 1]) == 0
+    assert price.local(Pointwise("mul", shape, (shape, shape)), 0, split, [0, 1]) > 0

@@ -38,7 +38,8 @@ def most_work(operation: Operation, way: int, nests: Nests, *, undone: bool = Fa
         undone: of the launches whose gradients backward takes.
     """
     if type(operation).launches is Operation.launches:
-        done = operation.launches(way, _fullest(operation.signatures[way], dict(nests)))
+        at = _fullest(operation.signatures[way], dict(nests))
+        done = operation.undone(way, at) if undone else operation.launches(way, at)
     else:  # they ask where blocks begin
         numbered = iter(range(sum(len(sizes) for _, sizes in nests)))
         axes = [(index, tuple((f"a{next(numbered)}", n) for n in sizes)) for index, sizes in nests]

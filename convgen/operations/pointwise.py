@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
+from math import prod
 from typing import Any
 
 from convgen.algebra.signature import Operand, Signature
 from convgen.late import torch
 from convgen.operations.averaged import Averaged
 from convgen.operations.elementwise_gradients import SLOPES, Sloped
-from convgen.operations.row import At, EpilogueStep, Operation, numbered, own, read_here
+from convgen.operations.row import At, EpilogueStep, Launch, Operation, Work, numbered, own, read_here
 
 
 def _aten(path: str) -> Callable[..., Any]:
@@ -186,6 +187,15 @@ class Pointwise(Operation):
             for d, n in zip(places, shape, strict=True):
                 wide[d] = n
         return shapes, aligned
+
+    def undone(self, way: int, at: At) -> tuple[Launch, ...]:
+        """An addend of the sum's shape has the sum's gradient as it is: nothing is launched for it. That of another, as
+        a bias, is a sum that reads it once."""
+        if self.function != "add" or self.settings:
+            return self.launches(way, at)
+        summed = tuple(k for k, shape in enumerate(self.shapes) if shape != self.shape)
+        read, made = prod(at.extent(i) for i in numbered(len(self.shape))), sum(prod(read_here(at, k)) for k in summed)
+        return (Launch(self, Work(read, read + made), summed),)
 
     def as_epilogue(self, k: int) -> EpilogueStep | None:
         """Of what the first operand is, with vectors over channels, or tensors of its shape, as the others."""
