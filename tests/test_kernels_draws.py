@@ -98,6 +98,16 @@ def test_dropouts_are_those_of_every_layout(seed: int, draws: Any, monkeypatch: 
     assert not any(isinstance(t, Tensor) and t.dtype == torch.bool for t in kept_of_it)  # no mask is kept
 
 
+def test_a_word_at_the_limit_stays(draws: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape, drawn = (4, 5), torch.tensor([9, 1])
+    at = standing(Bernoulli(shape, 0.5).signatures[0], {"d0": (0, 4), "d1": (0, 5)})
+    word = int(words(shape, at, drawn, 0)[0][2, 3])
+    operation = Dropout(shape, word / 2**32)
+    monkeypatch.setattr(dropout, "DRAWS", [draws])
+    (y,) = operation.local(0, at, torch.ones(shape), drawn)
+    assert y[2, 3] != 0 and torch.equal(y != 0, words(shape, at, drawn, 0)[0] >= word)
+
+
 @pytest.mark.parametrize("operation", [Bernoulli((6, 7), 0.3, 1, "float32"), Noise((9, 5), "uniform", 2, "float32"),
                                        Noise((9, 5), "normal", 3, "float64")])  # fmt: skip
 def test_noise_is_that_of_every_layout(operation: Any, draws: Any, monkeypatch: pytest.MonkeyPatch) -> None:

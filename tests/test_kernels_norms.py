@@ -138,6 +138,7 @@ def test_steps_of_a_few_numbers_a_channel(seed: int, monkeypatch: pytest.MonkeyP
             new = mean, variance if not count else variance * (count / (count - 1))
             wanted = [a.clone().lerp_(b.to(dtype), momentum) for a, b in zip(running, new, strict=True)]
             module.renew(running, mean, variance, momentum, count)
+            assert momentum < 1 or torch.equal(running[0], mean.to(dtype))  # which it meets
             for got, want in zip(running, wanted, strict=True):
                 torch.testing.assert_close(got, want, **(near if dtype != torch.bfloat16 else {}))
     x, dy = parts[0], torch.randn_like(parts[0])
