@@ -206,10 +206,7 @@ class _Writer:
             "on_mesh": g.on_mesh,
             "kernels": g.kernels,
             "norm_kernels": g.norm_kernels,
-            "kernel_files": [
-                *(k.name for k in (*g.kernels, *g.norm_kernels)),
-                *g.kernel_modules,
-            ],
+            "kernel_files": [*(k.name for k in (*g.kernels, *g.norm_kernels)), *g.kernel_modules],
             "adds": add.FILE if add.FILE in g.kernel_modules else "",
             "draws": draws.FILE if draws.FILE in g.kernel_modules else "",
             "last": g.last,

@@ -251,14 +251,23 @@ class BoxWords(PhaseWords):
 
     def pixel_lines(self) -> list[str]:
         """From a box's corner to sample and rows of each pixel that is made, and which of them there are."""
-        inner, lines, inside = "", [f"pixel = tl.arange(0, {self.box_pixels})"], list[str]()
-        for (name, _, tile), d in reversed(list(zip(self.corner, self.dims, strict=True))):
+        lines, inside = [f"pixel = tl.arange(0, {self.box_pixels})"], list[str]()
+        sample, rows = self._of_pixels
+        for row, d in reversed(list(zip(rows, self.dims, strict=True))):
             made = d.x if self.read == "y" else d.y
-            row, skips = f"{name} + pixel{inner} % {tile}", self.by_phase and d.stride > 1
+            skips = self.by_phase and d.stride > 1
             lines.append(f"{made} = " + (f"first_{d.letter} + {d.stride} * ({row})" if skips else row))
             inside.insert(0, f"({made} < {made.upper()})")
+        return [*lines, f"n = ({sample}).to(tl.int64)", f"made = (n < N) & {' & '.join(inside)}"]
+
+    @property
+    def _of_pixels(self) -> tuple[str, list[str]]:
+        """Sample and rows of each of a box's pixels, as far as phases number them."""
+        inner, rows = "", list[str]()
+        for name, _, tile in reversed(self.corner):
+            rows.insert(0, f"{name} + pixel{inner} % {tile}")
             inner += f" // {tile}"
-        return [*lines, f"n = (n + pixel{inner}).to(tl.int64)", f"made = (n < N) & {' & '.join(inside)}"]
+        return f"n + pixel{inner}", rows
 
     def box_place(self, tensor: str, *, made: bool = False, block: str = "") -> str:
         """Corner in the view of an activation: of what is made, or of what a tap reads for it, of a block's rows."""
@@ -364,11 +373,9 @@ class BoxWords(PhaseWords):
 
     def box_moments(self) -> list[str]:
         """Moments of a box of what is made: of its pixels that there are."""
-        inside, inner = list[str](), ""
-        for name, extent, tile in reversed(self.corner):
-            inside.insert(0, f"({name} + pixel{inner} % {tile} < {extent})")
-            inner += f" // {tile}"
-        there = f"(n + pixel{inner} < N) & {' & '.join(inside)}"
+        sample, rows = self._of_pixels
+        inside = [f"({row} < {extent})" for row, (_, extent, _) in zip(rows, self.corner, strict=True)]
+        there = f"({sample} < N) & {' & '.join(inside)}"
         lines = self.moments(there, "f + tl.arange(0, BF)", "y.dtype")
         return [f"pixel = tl.arange(0, {self.box_pixels})", *lines]
 

@@ -33,7 +33,7 @@ from convgen.algebra.relations import Relation, Through
 from convgen.algebra.signature import WHOLE, Made, Operand, Signature
 from convgen.late import torch
 from convgen.operations.autocast import ASKED, taken_as, types_under
-from convgen.operations.convolution import ANY_EXTENTS, EPILOGUES, MASKED, Convolution, LocalConvolution, any_extents
+from convgen.operations.convolution import ANY_EXTENTS, EPILOGUES, MASKED, Convolution, any_extents
 from convgen.operations.rimmed import Rimmed
 from convgen.operations.row import At, Derived, Epilogue, Launch, Operation, Work, standing, touched
 from convgen.operations.spare import with_spare
@@ -186,25 +186,22 @@ class Fused(Operation):
         local = part.operation.convolved(0, here)
         if local is None or any(k == "element" and t.dtype != x.dtype for k, t in zip(kinds, others, strict=True)):
             return None
-        return self._known(local, str(x.dtype), "x" if isinstance(x, Rimmed) else "")
-
-    def _known(self, local: LocalConvolution, dtype: str, rim: str = "") -> Any:
-        assert self.epilogue is not None
+        dtype, rim = str(x.dtype), "x" if isinstance(x, Rimmed) else ""
         return EPILOGUES.get((dtype, local, self.epilogue, rim)) or any_extents(dtype, local, rim, self.epilogue)
 
     def _says(self, at: At, operands: Sequence[Any]) -> Any:
         """The kernel, where gradients are made of its operands, its result and that of what it makes alone."""
-        kernel = None if isinstance(operands[0], Rimmed) else self.kernel(at, operands)
-        return None if kernel is None or kernel.keeps else kernel
+        kernel = self.kernel(at, operands)
+        return None if kernel is None or kernel.keeps or isinstance(operands[0], Rimmed) else kernel
 
     def may_add(self, is_vjp: bool) -> bool:
         """Of a convolution to which other operands are added, the gradient is that of the convolution alone."""
         return is_vjp and self.epilogue is not None and all(step.back == "sum" for step in self.epilogue)
 
     def added(self, way: int, at: At, is_vjp: bool, given: Sequence[Any], before: Any) -> Any:
-        x, w, *_, by_kernel, dy = given
+        *kept, dy = given
         part, here = next(self.standing_parts(at))
-        return None if by_kernel is not None else part.operation.added(0, here, True, (x, w, dy), before)
+        return part.operation.added(0, here, True, (*kept[:2], dy), before) if is_of_kernel(kept) else None
 
     def summed_back(
         self, dmade: Any, made: Any, shapes: Sequence[Sequence[int]], wanted: Sequence[bool]
@@ -256,12 +253,12 @@ class Fused(Operation):
 
     def kept(self, way: int, at: At, wanted: Sequence[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """What parts keep, one behind the other; then how many things each keeps. Of a kernel operands, the result, and
-        how large the others are; then nothing."""
+        how large the others are; then the kernel."""
         if (kernel := self._says(at, operands)) is not None:
             made, _ = kernel.made(False, *operands)
             x, w, *others = operands
             of_result = self.epilogue is not None and self.epilogue[-1].back == "result"
-            return (made,), (x, w, made if of_result else None, tuple([tuple(t.shape) for t in others]), None)
+            return (made,), (x, w, made if of_result else None, tuple([tuple(t.shape) for t in others]), kernel)
         made, found, counts = None, list[Any](), list[int]()
         for (part, here), asked in zip(self.standing_parts(at), self._asked(wanted), strict=True):
             given = [made if source == MADE else operands[source] for source in part.sources]
@@ -283,8 +280,8 @@ class Fused(Operation):
         return found
 
     def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
-        if kept[-1] is None:
-            return self._of_kernel(at, wanted, kept, dys[0])
+        if is_of_kernel(kept):
+            return self._of_kernel(wanted, kept, dys[0])
         found, dmade, end = list[Any]([None] * len(wanted)), dys[0], len(kept) - 1
         parts = [*zip(self.standing_parts(at), self._asked(wanted), kept[-1], strict=True)]
         for (part, here), asked, count in reversed(parts):
@@ -299,16 +296,11 @@ class Fused(Operation):
                     found[source] = gradient if found[source] is None else found[source] + gradient
         return tuple(found)
 
-    def _of_kernel(self, at: At, wanted: Sequence[bool], kept: Sequence[Any], dmade: Any) -> tuple[Any, ...]:
-        x, w, made, shapes, _ = kept
-        part, here = next(self.standing_parts(at))
-        assert isinstance(part.operation, Convolution)
-        local = part.operation.convolved(0, here)
-        assert local is not None
-        plain = self._known(local, str(x.dtype)).plain
+    def _of_kernel(self, wanted: Sequence[bool], kept: Sequence[Any], dmade: Any) -> tuple[Any, ...]:
+        x, w, made, shapes, kernel = kept
         dsum, others = self.summed_back(dmade, made, shapes, wanted[2:])
-        dx = plain.made("backward_data", dsum, w) if wanted[0] else None
-        return dx, plain.made("backward_filter", dsum, x) if wanted[1] else None, *others
+        dx = kernel.plain.made("backward_data", dsum, w) if wanted[0] else None
+        return dx, kernel.plain.made("backward_filter", dsum, x) if wanted[1] else None, *others
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         made: Any = None
@@ -348,6 +340,11 @@ class Fused(Operation):
                 named = [(o.name, f"x{s}") for o, s in zip(part.signature.inputs, part.sources, strict=True)]
                 here = replace(here, parts={name: at.parts[own] for name, own in named if own in at.parts})
             yield part, with_spare(here, [at.spare[s] if s != MADE else () for s in part.sources]) if at.spare else here
+
+
+def is_of_kernel(kept: Sequence[Any]) -> bool:
+    """Whether a kernel has made the row at once: of parts, how many things each keeps comes last."""
+    return not isinstance(kept[-1], tuple)
 
 
 def _plain(made: Made, signature: Signature) -> Made:

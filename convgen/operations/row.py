@@ -309,7 +309,7 @@ class Operation(ABC):
         return False
 
     def kept(self, way: int, at: At, wanted: Sequence[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """Results, and what `vjp` reads: tensors, None in the place of others, numbers and types of elements.
+        """Results, and what `vjp` reads: tensors, None in the place of others, numbers and types of elements, a kernel.
 
         Args:
             wanted: the operands that a gradient may be asked of.

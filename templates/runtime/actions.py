@@ -213,22 +213,16 @@ class Actions:
     def _vjp(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
         code = self._whole(line.key, wants)
 
-        def vjp(kept: Any, *dys: Tensor | None) -> Any:
-            found = code.backward(kept, needed, [None if d is None else dense(d) for d in dys], keeps_graph())
-            return found if len(found) > 1 else found[0]
-
-        return vjp
-
-    def _vjp_sum(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
-        code = self._whole(line.key, wants)
+        adds = line.kind == "vjp_sum"  # to another gradient, which it reads last
 
         def vjp(kept: Any, *reads: Tensor | None) -> Any:
-            *dys, before = reads
-            dys = [None if d is None else dense(d) for d in dys]
-            found = code.backward(kept, needed, dys, keeps_graph(), before)
+            dys, before = (reads[:-1], reads[-1]) if adds else (reads, None)
+            found = code.backward(kept, needed, [None if d is None else dense(d) for d in dys], keeps_graph(), before)
             return found if len(found) > 1 else found[0]
 
         return vjp
+
+    _vjp_sum = _vjp
 
     def _forward_sum(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
         code = self._whole(line.key, ())

@@ -63,6 +63,7 @@ class RowHere(Here):
 Moving = Callable[[Tensor], Any]
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 Slices = tuple[slice, ...]
+OF_BOXES = ("exchange", "exchange_add", "all_to_all")  # whose pieces keep their channels where they are
 
 
 def dense(tensor: Tensor, like: Tensor | None = None) -> Tensor:
@@ -95,11 +96,7 @@ def way_of(move: Move, here: RowHere) -> Moving:
     over, step = move.over, move.step
     way, kind = _way(move, here)
     memory = CHANNELS_LAST if move.kind.endswith(("_rim", "_parts")) else {}
-    of_boxes = move.kind in (
-        "exchange",
-        "exchange_add",
-        "all_to_all",
-    )  # whose pieces keep their channels where they are
+    of_boxes = move.kind in OF_BOXES
 
     def travel(tensor: Tensor) -> Any:
         if tensor.dtype == torch.bool:
