@@ -212,7 +212,8 @@ class Drawn(nn.Module):
         super().__init__()
         self.channels = c = 8 * rng.randint(1, 2)
         self.kinds = [
-            rng.choice(("relu", "add relu", "both", "add", "in place relu", "relu6", "norm first")) for _ in range(3)
+            rng.choice(("relu", "add relu", "both", "add", "in place relu", "relu6", "norm first", "silu", "add silu"))
+            for _ in range(3)
         ]
         self.convs = nn.ModuleList(nn.Conv2d(c, c, rng.choice((1, 3)), padding="same", bias=False) for _ in range(6))
         self.norms = nn.ModuleList(nn.BatchNorm2d(c, affine=rng.random() < 0.8) for _ in range(6))
@@ -236,6 +237,7 @@ class Drawn(nn.Module):
                     y += x
                 y = x + y if "add" in kind else y
                 x = nn.functional.relu6(y) if kind == "relu6" else torch.relu(y) if "relu" in kind else y
+                x = nn.functional.silu(x) if "silu" in kind else x
         return x
 
 

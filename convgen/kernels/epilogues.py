@@ -30,9 +30,9 @@ def lines(epilogue: Epilogue, element: Callable[[str], str], vector: Callable[[s
     Args:
         element: text of the values of an operand that lies as the result does.
         vector: of a vector over channels, that number of the operand.
-        keep: the statement that writes the sum.
+        keep: the statement that writes the sum; nothing where a gradient makes it again.
     """
-    found = ["if KEEP:", f"    {keep}"] if keeps(epilogue) else []
+    found = ["if KEEP:", f"    {keep}"] if keep and keeps(epilogue) else []
     names = operands(epilogue)
     for step in epilogue:
         values: list[str] = []

@@ -193,8 +193,8 @@ NORM_KERNELS: dict[Epilogue, Any] = {}  # a package's modules of norms' kernels,
 def steps_behind(
     value: str, reader: Callable[[str], tuple[Any, Operation, Sequence[str], str] | None]
 ) -> list[tuple[Any, Operation, int]]:
-    """What a norm's kernels do behind it: an activation whose result says its gradient, of what is normalised or of its
-    sum with another tensor, cast or not; each with its operation and the operand that it has from before.
+    """What a norm's kernels do behind it: an activation of what is normalised, or of its sum with another tensor, cast
+    or not; each with its operation and the operand that it has from before.
 
     Args:
         reader: of a value, the only one that reads it, its operation, what it reads and makes; None where there are
@@ -210,12 +210,18 @@ def steps_behind(
         if operation.casts_to and len(found) > 1 and not found[-2][1].casts_to:  # of a sum in its addend's place
             continue
         step = operation.as_epilogue(k) if list(reads).count(reads[k]) == 1 else None
-        if step is not None and operation.back_of_result() is not None and len(reads) == 1:
+        if step is not None and len(reads) == 1 and back_behind(operation, sums) is not None:
             return found
         if step is None or step.back != "sum" or step.operands != (("element", 1),):
             return []
         sums += 1
     return []
+
+
+def back_behind(operation: Operation, sums: int) -> EpilogueStep | None:
+    """The gradient of an activation behind a norm and so many sums: of its result, or of what is normalised, which a
+    kernel makes again."""
+    return operation.back_of_result() or (None if sums else operation.back_of_input())
 
 
 def chain_of(found: Sequence[tuple[Any, Operation, int]]) -> Epilogue:

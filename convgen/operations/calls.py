@@ -94,6 +94,11 @@ TRITON_BACKS = {
     "leaky_relu": "tl.where({y} > 0.0, {x}, {x} * {0})",
     "sigmoid": "{x} * (1.0 - {y}) * {y}",
 }
+# And of {y}, what such an operation reads.
+TRITON_BACKS_OF_INPUT = {
+    "silu": "{x} * (1 / (1 + tl.exp(-{y}))) * (1 + {y} * (1 - 1 / (1 + tl.exp(-{y}))))",
+    "hardswish": "tl.where({y} <= -3.0, 0.0, tl.where({y} < 3.0, {x} * ({y} / 3 + 0.5), {x}))",
+}
 TRITON_SIGNS = {"add.Tensor": "+", "sub.Tensor": "-", "mul.Tensor": "*", "div.Tensor": "/"}
 
 
@@ -248,6 +253,12 @@ class Elementwise(Operation):
             return None
         text = TRITON_BACKS[self.op].format(*(repr(float(n)) for n in self.args[1:]), x="{x}", y="{0}")
         return EpilogueStep(text, (("element", 1),), "sum")
+
+    def back_of_input(self) -> EpilogueStep | None:
+        step = None if self.op not in TRITON_BACKS_OF_INPUT or len(self.shapes) != 1 else self.as_epilogue(0)
+        if step is None or step.back != "input":
+            return None
+        return EpilogueStep(TRITON_BACKS_OF_INPUT[self.op].format(x="{x}", y="{0}"), (("element", 1),))
 
     def from_result(self, dy: Any, y: Any) -> Any:
         aten, numbers = torch.ops.aten, self.args[1:]

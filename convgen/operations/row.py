@@ -359,6 +359,10 @@ class Operation(ABC):
         """`from_result` as a step behind the kernel that makes the result's gradient; its operand is the result."""
         return None
 
+    def back_of_input(self) -> EpilogueStep | None:
+        """The gradient of the element that a step reads, of that of its result; its operand is what the step reads."""
+        return None
+
     def spare(self, way: int) -> tuple[tuple[int, ...], ...]:
         """Of each operand and dimension how many rows behind those that are read `local` may be given, too: what it
         makes is the same, and their gradient is zero."""

@@ -17,6 +17,7 @@ from convgen.operations.rimmed import Rimmed
 from .biases import LOW, WithBias, added_before, biases_of
 from .chunks import Chunked
 from .conversions import named, within
+from .group_norms import norms_at_once
 from .handed_on import Wide
 from .here import held_at
 from .lanes import begin, noted
@@ -25,7 +26,6 @@ from .listing import Line, Steps
 from .local_code import LocalCode
 from .mesh import Place
 from .norm_kernels import norm_here
-from .norms import norms_at_once
 from .pieces import Halo, Pieces, pieces_of, put_together
 from .rows import Stand
 from .surrounded import HALO, surrounded, taken_from, taker
@@ -66,8 +66,9 @@ class Actions:
         taken: set[str] = set()
         norms = [norm_here(n, steps, self.stands, place, trains(n.module), taken) for n in steps.norms]
         norms = norms if self.programs is None else []  # their steps are as their rows say
-        self.joints = {n.norm.moments: n for n in norms if n.is_joint}
-        at_once = norms_at_once(steps, self.stands, place) if self.programs is None else {}
+        self.joints = {n.norm.moments: n.norm.centred for n in norms if n.is_joint}  # what moments are for
+        at_once, joints = norms_at_once(steps, self.stands, place) if self.programs is None else ({}, {})
+        self.joints |= joints
         self.of_norms = {key: step for n in norms for key, step in n.steps().items()} | at_once
         self.in_place = {key for n in norms for key in n.in_place()}  # of these, what renews buffers itself
         self.keep = {key for n in norms for key in (n.norm.coefficients, n.norm.centred, *n.behind)}

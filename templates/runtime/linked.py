@@ -128,12 +128,12 @@ class Linked:
         return tuple([name for name, slot in slots.items() if slot is not None])
 
     def _with_gradient(self, line: Line) -> Line:
-        """The gradient through a batch norm's moments, where it is made with that through y, reads what that reads."""
+        """The gradient through a norm's moments, where it is made with that through y, reads what that reads."""
         label = line.key.removesuffix(".dx")
-        joint = self.actions.joints.get(label) if line.kind == "forward" and label != line.key else None
-        if joint is None:
+        of = self.actions.joints.get(label) if line.kind == "forward" and label != line.key else None
+        if of is None:
             return line
-        of_y = next(v for v in self.steps.backward if v.kind == "vjp" and v.key == joint.norm.centred)
+        of_y = next(v for v in self.steps.backward if v.kind == "vjp" and v.key == of)
         return line._replace(reads=(*line.reads, *of_y.reads))
 
     def _sums(self) -> dict[str, torch.dtype]:

@@ -116,7 +116,7 @@ class NormByKernels(NormHere):
             operation: Any = self.moments.operation
             into = own[0], own[1], own[2:] if averages else None, operation.of.count
             if by_tiles is None:
-                self.module.moments(_last(x), *into)
+                self.module.moments(last_channels(x), *into)
             else:
                 self.module.merge(*by_tiles, *into)
         if self.is_joint:
@@ -152,7 +152,7 @@ class NormByKernels(NormHere):
 
     def _centred(self, x: Tensor, p: Any) -> tuple[Any, Any]:
         (mean, variance), w, b = p
-        kept = (_last(x), *[None if t is None else t.detach().contiguous() for t in (w, b)], mean, variance)
+        kept = (last_channels(x), *[None if t is None else t.detach().contiguous() for t in (w, b)], mean, variance)
         if self.behind:
             return Handed(kept, ()), kept
         return self._made(kept, (), x.dtype), kept
@@ -176,7 +176,7 @@ class NormByKernels(NormHere):
             dtype = torch.promote_types(dtype, other.dtype)
         for kind in filter(None, self.casts):
             dtype = getattr(torch, kind)
-        y = self._made(handed.kept, [_last(t) for t in handed.others], dtype)
+        y = self._made(handed.kept, [last_channels(t) for t in handed.others], dtype)
         return y, (*handed.kept, y if self.reads_result else None)
 
     # ---- backward ----
@@ -184,7 +184,7 @@ class NormByKernels(NormHere):
     def _summed(self, kept: Sequence[Any], dy: Tensor, y: Tensor | None, keep: bool) -> Summed:
         """Sums of a rank's part; of a sum of two, dy as it goes to both."""
         x, w, b, mean, variance = kept
-        dy = _last(dy)
+        dy = last_channels(dy)
         sums = mean.new_empty(3, x.shape[1])
         kinds = [mean.dtype if t is None else t.dtype for t in (w, b)]
         rounds = kinds != [mean.dtype] * 2 and not self.is_joint  # whose sums travel
@@ -229,7 +229,7 @@ class NormByKernels(NormHere):
         if not self.is_joint or dm is None:
             return None
         _, total = self._shares(kept[3].dtype)
-        back = dy if isinstance(dy, Summed) else Summed(_last(dy), False, dm, (dm[1], dm[2]))
+        back = dy if isinstance(dy, Summed) else Summed(last_channels(dy), False, dm, (dm[1], dm[2]))
         return self._through(kept, back, dm, int(total))
 
 
@@ -242,7 +242,7 @@ def _cast_back(kept: Any, back: Summed, needed: Sequence[bool]) -> tuple[Any, ..
     return (back,)
 
 
-def _last(tensor: Tensor) -> Tensor:
+def last_channels(tensor: Tensor) -> Tensor:
     return tensor.detach().contiguous(memory_format=CHANNELS_LAST[tensor.dim()])
 
 

@@ -36,7 +36,7 @@ from convgen.operations.moments import Moments, Normalise, settled
 from convgen.operations.pointwise import Pointwise
 
 from .conversions import named
-from .listing import Line, Norm, Steps
+from .listing import Line, Norm
 from .mesh import Place
 from .rows import Stand
 from .travel import RowHere, dense
@@ -263,37 +263,7 @@ class NormHere:
         return normalised_dx(dense(dy.to(x.dtype), x), x, (mean, variance), a, dm[1:] / total, self.eps)
 
 
-def norms_at_once(steps: Steps, stands: dict[str, Stand], place: Place) -> dict[tuple[str, str], Step]:
-    """By kind and key the steps of layer, group and instance norms that ATen computes at once, forward and backward,
-    with the scale and the shift behind them."""
-    found: dict[tuple[str, str], Step] = {}
-    makers = {line.makes[0]: line for line in steps.forward if line.kind == "forward"}
-    readers: dict[str, list[Line]] = {}
-    for line in steps.forward:
-        for name in line.reads:
-            readers.setdefault(name, []).append(line)
-    outputs = {slot for slot, _ in steps.outputs.values()}
-    for line in steps.forward:
-        maker = makers.get(line.reads[1]) if line.kind == "forward" and len(line.reads) == 2 else None
-        if maker is None or maker.reads != line.reads[:1] or readers[line.reads[1]] != [line]:
-            continue
-        moments, y = stands.get(maker.key), stands.get(line.key)
-        if moments is not None and y is not None and _is_whole(moments, y, place):
-            found["forward", maker.key] = found["forward", f"{maker.key}.dx"] = _left  # to y's steps
-            norm = NormAtOnce(cast(Any, moments.operation).of, cast(Any, y.operation).eps, y)
-            lines = [line]
-            while len(there := readers.get(lines[-1].makes[0], [])) == 1 and lines[-1].makes[0] not in outputs:
-                if not norm.takes(stands.get(there[0].key), there[0], lines[-1].makes[0]):
-                    break
-                lines.append(there[0])
-            for one in lines:
-                last = one is lines[-1]
-                found["forward", one.key] = norm.compute if last else norm.hand_on
-                found["vjp", one.key] = norm.back if last else norm.hand_back
-    return found
-
-
-def _is_whole(moments: Stand, y: Stand, place: Place) -> bool:
+def is_whole(moments: Stand, y: Stand, place: Place) -> bool:
     """Whether all that shares moments is here and is normalised here."""
     of, derived = getattr(moments.operation, "of", None), moments.derived.get(0)
     if type(moments.operation) is not Moments or type(y.operation) is not Normalise or derived is None or of is None:
@@ -304,7 +274,7 @@ def _is_whole(moments: Stand, y: Stand, place: Place) -> bool:
     return leads and silent and moments.at(place).inside[0] == y.at(place).inside[0]
 
 
-def _left(*reads: Tensor) -> None:
+def left(*reads: Tensor) -> None:
     pass
 
 

@@ -150,7 +150,7 @@ class Stand(Plain):
 
     def shares(self, ranks: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, float]:
         """Of all elements that moments are of those of each of these ranks, and how many there are."""
-        counts = self.counts(ranks, "cpu", torch.float64)[:, 0]
+        counts = self.counts(ranks, "cpu", torch.float64).flatten(1)[:, 0]
         key = (ranks, "shares", dtype)
         if key not in self._counts:
             self._totals[ranks] = float(counts.sum())
