@@ -30,7 +30,7 @@ class Behind:
         activation: the row behind them, if kernels do it; with its operation.
     """
 
-    vectors: list[tuple[Any, str]] = field(default_factory=list)
+    vectors: list[tuple[Any, str]] = field(default_factory=list[tuple[Any, str]])
     activation: tuple[Any, Operation] | None = None
 
     @property
