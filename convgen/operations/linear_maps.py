@@ -99,9 +99,23 @@ class LinearMap(Operation):
 
     def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
         (dx,) = dys
+        if (
+            way == 0
+            and (made := self.back_at_once(dx, [at.blocks[f"d{d}"] for d in self.maps], at.inside[0])) is not None
+        ):
+            return (made,)
         for d, matrix in reversed([*self.matrices.items()]):
             dx = torch.movedim(torch.movedim(dx, d, -1) @ self._part(way, d, at, matrix, dx).T, -1, d)
         return (dx,)
+
+    def back_at_once(self, dy: Any, blocks: Sequence[tuple[int, int]], read: Sequence[tuple[int, int]]) -> Any:
+        """The gradient of rows that are read, by one call of ATen's; None where there is no such call.
+
+        Args:
+            blocks: of y's rows, by dimension that is mapped.
+            read: x's rows, by dimension.
+        """
+        return None
 
     def _part(self, way: int, d: int, at: At, matrix: Any, like: Any) -> Any:
         """Of a matrix what is read here, turned, where `like` is; brought there once."""
@@ -146,6 +160,14 @@ class Adjoint(LinearMap):
 
     def matrix(self, d: int) -> Any:
         return self.of.matrices[d].T
+
+    def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
+        if way == 0:
+            read = [at.blocks[f"d{d}"] for d in range(len(self.shape))]
+            made = self.of.back_at_once(operands[0], [at.inside[0][d] for d in self.maps], read)
+            if made is not None:
+                return (made,)
+        return super().local(way, at, *operands)
 
     def relation(self, d: int) -> Relation:
         return self.of.relation(d).inverse

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
@@ -12,6 +12,10 @@ from convgen.algebra.relations import Ratio, Relation, Table
 from convgen.late import torch
 from convgen.operations.linear_maps import LinearMap, hulls, of_unit_vectors
 from convgen.operations.row import At, on_device
+
+
+def _nearest(dims: int, suffix: str = "") -> Callable[..., Any]:
+    return getattr(torch.ops.aten, f"upsample_nearest{dims}d{suffix}")
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,9 @@ class Upsample(LinearMap):
         if way or not self.mode.startswith("nearest"):
             return super().local(way, at, *operands)
         (y,) = operands
+        if (scales := self._doubled([at.blocks[f"d{d}"] for d in self.maps], at.inside[0], y)) is not None:
+            size = [n * int(scale) for n, scale in zip(y.shape[2:], scales, strict=True)]
+            return (_nearest(len(size))(y, size, *scales),)
         for d in self.maps:
             key = d, *at.blocks[f"d{d}"], at.inside[0][d][0], y.device
             if key not in self._parts:
@@ -64,6 +71,28 @@ class Upsample(LinearMap):
                 self._parts[key] = on_device(rows, torch.int64, y.device)
             y = y.index_select(d, self._parts[key])
         return (y,)
+
+    def back_at_once(self, dy: Any, blocks: Sequence[tuple[int, int]], read: Sequence[tuple[int, int]]) -> Any:
+        if not self.mode.startswith("nearest") or (scales := self._doubled(blocks, read, dy)) is None:
+            return None
+        size = [*dy.shape[:2], *(hi - lo for lo, hi in read[2:])]
+        return _nearest(len(scales), "_backward")(dy, list(dy.shape[2:]), size, *scales)
+
+    def _doubled(
+        self, blocks: Sequence[tuple[int, int]], read: Sequence[tuple[int, int]], like: Any
+    ) -> list[float] | None:
+        """How many times each row is there, where ATen's operator of the whole is right of these parts, too: a power of
+        two, whose quotients are exact, and whole rows."""
+        if not like.is_floating_point() or not like.numel():
+            return None
+        scales: list[float] = []
+        for (d, relation), block in zip(self.reads.items(), blocks, strict=True):
+            times = relation.b if isinstance(relation, Ratio) else 0
+            whole = tuple(n * times for n in read[d])
+            if times < 1 or times & (times - 1) or whole != tuple(block):
+                return None
+            scales.append(float(times))
+        return scales
 
     def matrix(self, d: int) -> Any:
         return of_unit_vectors(self.operator(d), self.shape[d])
