@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pkgutil import iter_modules
@@ -52,11 +53,7 @@ def describe(graph: Graph, device: str = "") -> Described:
     for kind, values in (*given, ("constant", graph.constants)):
         for v in values:
             reader.tensors[v.name] = Tensor(v.name, tuple(map(int, v.shape)), v.dtype, kind)  # type: ignore[arg-type]
-    padded = own_padding(graph)
-    for number, call in enumerate(graph.calls):
-        call = padded.get(number, call)
-        if call is None:
-            continue
+    for number, call in _calls(graph):
         for v in call.results:
             if v is not None:
                 reader.tensors[v.name] = Tensor(v.name, tuple(map(int, v.shape)), v.dtype, "made")  # type: ignore[arg-type]
@@ -70,6 +67,14 @@ def describe(graph: Graph, device: str = "") -> Described:
     return Described(reader.tensors, tuple(reader.rows), tuple(reader.calls), tuple(reader.whole))
 
 
+def _calls(graph: Graph) -> Iterator[tuple[int, Call]]:
+    """With their numbers; convolutions pad by themselves what only they read."""
+    padded = own_padding(graph)
+    for number, call in enumerate(graph.calls):
+        if (there := padded.get(number, call)) is not None:
+            yield number, there
+
+
 def _autocast(reader: Reader, call: Call, device: str) -> str:
     found: list[Tensor] = []
     args = tuple(slots(a, reader, found) for a in call.args)
@@ -81,7 +86,7 @@ def asks_on(graph: Graph, found: Described, device: str) -> tuple[tuple[str, str
     reader = Reader(tensors=found.tensors)
     if device == "cpu" or not graph.asks:
         return graph.asks
-    for call in graph.at().calls:
+    for _, call in _calls(graph.at()):
         if not call.autocast and _autocast(reader, call, "cpu") != _autocast(reader, call, device):
             why = f"the source asks for types, which are those of a CPU's autocast; a GPU's takes {call.op} otherwise"
             return tuple((low, said or why) for low, said in graph.asks)
