@@ -23,6 +23,7 @@ from convgen.cost.machines import load_machine
 from convgen.emit.network import NetworkInput, Package, Tf32, emit_network
 from convgen.errors import InputError
 from convgen.kernels.by_network import network_modules
+from convgen.kernels.chains import ChainFile, chain_files
 from convgen.kernels.config import Config
 from convgen.kernels.norms import NormFile, norm_files
 from convgen.kernels.of_rows import ConvolutionFile, Measured, convolution_files
@@ -33,9 +34,7 @@ from convgen.passes.bucket_gradients import BucketGradients
 from convgen.passes.chunk_collectives import ChunkCollectives
 from convgen.passes.contract import After, NetworkPass, run_passes, tell
 from convgen.passes.fetch_caches import FetchCaches
-from convgen.passes.fuse_epilogues import FuseEpilogues
-from convgen.passes.fuse_forms import FuseForms
-from convgen.passes.fuse_masks import FuseMasks
+from convgen.passes.fusing import FUSING
 from convgen.passes.parameters_first import ParametersFirst
 from convgen.passes.start_halos import StartHalos
 from convgen.passes.widen_halos import WidenHalos
@@ -72,11 +71,10 @@ from convgen.spec.target import CPU, KINDS, Target, read_target
 from convgen.sw26010.network.refusals import check_mesh, check_whole
 
 LETTERS = {1: ("N",), 2: ("N", "C"), 3: ("N", "C", "W"), 4: ("N", "C", "H", "W"), 5: ("N", "C", "D", "H", "W")}
-# What travels meanwhile, in an order in which each finds what it needs; and what a GPU's kernels take in.
+# What travels meanwhile, in an order in which each finds what it needs.
 MEANWHILE: tuple[NetworkPass, ...] = (
     WidenHalos(), ChunkCollectives(), StartHalos(), ParametersFirst(), BucketGradients(),
 )  # fmt: skip
-FUSING: tuple[NetworkPass, ...] = (FuseEpilogues(), FuseMasks(), FuseForms())
 PACKED = (BucketGradients(mebibytes=0),)  # of an SW26010: one all-reduce behind backward ([SW] 5.1)
 OVERLAP = "overlap"  # the stage that chooses among the former by a timeline
 PROGRAMS = ("lower", OVERLAP, *(p.name for p in (*MEANWHILE, *FUSING)))  # stages after which there is a program
@@ -131,6 +129,11 @@ class CompiledNetwork:
     def norm_kernels(self) -> tuple[NormFile, ...]:
         """Files of kernels of batch norms; none on a CPU."""
         return norm_files(self.program) if self.target.is_gpu else ()
+
+    @cached_property
+    def chains(self) -> tuple[ChainFile, ...]:
+        """Files of kernels of rows element by element; none on a CPU."""
+        return chain_files(self.program) if self.target.is_gpu else ()
 
     @property
     def _tf32(self) -> Tf32:
@@ -189,6 +192,7 @@ class CompiledNetwork:
                 tf32=self._tf32,
                 kernels=self.kernels,
                 norm_kernels=self.norm_kernels,
+                chains=self.chains,
                 kernel_modules=network_modules(self.program) if self.target.is_gpu else {},
                 last=self.target.memory_format(2) == "channels_last",
                 on_mesh=self.target.is_mesh,

@@ -18,7 +18,7 @@ from convgen.kernels.facts import Launch, facts
 from convgen.kernels.load import load_text
 from convgen.kernels.norms import NormFile
 from convgen.network_compiler import CompiledNetwork, compile_network
-from convgen.operations.pointwise import RELU, RELU_BACK
+from convgen.operations.element_texts import ONE, RELU
 from convgen.operations.row import EpilogueStep
 from convgen.packages import kernel_modules
 from convgen.spec.exported import graph_of
@@ -26,6 +26,7 @@ from convgen.spec.graph_edit import with_dtype
 from convgen.verify.interpreter import launch
 from convgen.verify.network import check_network, report_text
 
+RELU_BACK = ONE["relu"].back.format(y="{0}", dy="{x}")
 RECTIFIED = EpilogueStep(RELU, back="result")
 ADDED = EpilogueStep("{x} + {0}", (("element", 1),), "sum")
 CHAINS = {

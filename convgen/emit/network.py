@@ -23,6 +23,7 @@ from convgen.emit.paste import SharedRuntime, network_runtime
 from convgen.emit.steps_text import Names, StepBlock, by_block, section
 from convgen.errors import InternalError
 from convgen.kernels import add, draws
+from convgen.kernels.chains import ChainFile
 from convgen.kernels.norms import NormFile
 from convgen.kernels.of_rows import ConvolutionFile
 from convgen.operations.autocast import usual_types
@@ -86,6 +87,7 @@ class NetworkInput:
     tf32: Tf32 = "never"
     kernels: tuple[ConvolutionFile, ...] = ()
     norm_kernels: tuple[NormFile, ...] = ()
+    chains: tuple[ChainFile, ...] = ()
     kernel_modules: Mapping[str, str] = field(default_factory=dict[str, str])
     last: bool = False
     on_mesh: bool = False
@@ -110,7 +112,7 @@ def emit_network(given: NetworkInput) -> Package:
         "schedule.txt": show(given.program),
         "volume.json": _json(volume(given.program)),
         f"{runtime.name}.py": runtime.text,
-        **{f"{k.name}.py": k.text for k in (*given.kernels, *given.norm_kernels)},
+        **{f"{k.name}.py": k.text for k in (*given.kernels, *given.norm_kernels, *given.chains)},
         **{f"{name}.py": text for name, text in given.kernel_modules.items()},
     }
     return Package(files)
@@ -206,7 +208,8 @@ class _Writer:
             "on_mesh": g.on_mesh,
             "kernels": g.kernels,
             "norm_kernels": g.norm_kernels,
-            "kernel_files": [*(k.name for k in (*g.kernels, *g.norm_kernels)), *g.kernel_modules],
+            "chains": g.chains,
+            "kernel_files": [*(k.name for k in (*g.kernels, *g.norm_kernels, *g.chains)), *g.kernel_modules],
             "adds": add.FILE if add.FILE in g.kernel_modules else "",
             "draws": draws.FILE if draws.FILE in g.kernel_modules else "",
             "last": g.last,
@@ -226,6 +229,7 @@ class _Writer:
         always |= {"EpilogueStep"} if has_steps else set()
         always |= {"DRAWS"} if draws.FILE in g.kernel_modules else set()
         always |= {"NORM_KERNELS"} if g.norm_kernels else set()
+        always |= {"ELEMENT_CHAINS", "ChainKernel"} if g.chains else set()
         always |= {"EPILOGUES", "EpilogueKernel"} if any(k.epilogue and not k.masks for k in g.kernels) else set()
         always |= {"MOMENTS", "MomentsKernel"} if any(k.moments for k in g.kernels) else set()
         always |= {"MASKED", "MaskKernel"} if any(k.masks for k in g.kernels) else set()

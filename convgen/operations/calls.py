@@ -15,8 +15,8 @@ from typing import Any
 from convgen.algebra.signature import WHOLE, Operand, Signature
 from convgen.late import torch
 from convgen.operations.along_gradients import Course, courses_of, gradients_by_course, kept_of_course
+from convgen.operations.element_texts import ONE, SAME, TWO, ElementStep, of_one, with_number
 from convgen.operations.elementwise_gradients import SLOPES, Sloped
-from convgen.operations.pointwise import RELU
 from convgen.operations.row import At, EpilogueStep, Operation, Passes, Work, lies_as, numbered, own, read_here, touched
 from convgen.operations.typed import under
 
@@ -77,29 +77,9 @@ def _results(made: Any) -> tuple[Any, ...]:
     return tuple(made) if isinstance(made, (tuple, list)) else (made,)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
 
 
-# Triton's text of operators of one element, by ATen's name; {0}, {1} are numbers that they take.
-TRITON_TEXTS = {
-    "relu": RELU,
-    "hardtanh": "tl.where({x} < {0}, {0}, tl.where({x} > {1}, {1}, {x}))",
-    "leaky_relu": "tl.where({x} > 0, {x}, {x} * {0})",
-    "sigmoid": "1 / (1 + tl.exp(-{x}))",
-    "silu": "{x} / (1 + tl.exp(-{x}))",
-    "hardswish": "{x} * tl.where({x} < -3, 0.0, tl.where({x} > 3, 6.0, {x} + 3)) / 6",
-    "hardsigmoid": "tl.where({x} < -3, 0.0, tl.where({x} > 3, 6.0, {x} + 3)) / 6",
-}
-# The same of the gradient, of {y}, what such an operation has made: as ATen has it, of a NaN too.
-TRITON_BACKS = {
-    "relu": "tl.where({y} <= 0.0, 0.0, {x})",
-    "hardtanh": "tl.where(({y} <= {0}) | ({y} >= {1}), 0.0, {x})",
-    "leaky_relu": "tl.where({y} > 0.0, {x}, {x} * {0})",
-    "sigmoid": "{x} * (1.0 - {y}) * {y}",
-}
-# And of {y}, what such an operation reads.
-TRITON_BACKS_OF_INPUT = {
-    "silu": "{x} * (1 / (1 + tl.exp(-{y}))) * (1 + {y} * (1 - 1 / (1 + tl.exp(-{y}))))",
-    "hardswish": "tl.where({y} <= -3.0, 0.0, tl.where({y} < 3.0, {x} * ({y} / 3 + 0.5), {x}))",
-}
-TRITON_SIGNS = {"add.Tensor": "+", "sub.Tensor": "-", "mul.Tensor": "*", "div.Tensor": "/"}
+def _in_place(own: str, other: str, k: int) -> tuple[str, str]:
+    """Of two operands, of which the first is number k."""
+    return (own, other) if k == 0 else (other, own)
 
 
 @dataclass(frozen=True)
@@ -226,39 +206,53 @@ class Elementwise(Operation):
         """Of one element, with numbers; or a sum, difference, product or quotient of two."""
         if self.shapes[k] != self.shape or len(self.shape) < 2:
             return None
-        given = self.args
-        if self.op in TRITON_TEXTS and given[0] == Slot(k):
-            if not all(isinstance(n, (int, float)) and isfinite(n) for n in given[1:]):
-                return None
-            is_known = self.op in ("relu", "hardtanh", "sigmoid") or (self.op == "leaky_relu" and given[1] > 0)
-            text = TRITON_TEXTS[self.op].format(*(repr(float(n)) for n in given[1:]), x="{x}")
-            return EpilogueStep(text, back="result" if is_known else "input")
-        sign = TRITON_SIGNS.get(self.op)
-        if sign is None or given[2:] not in ((), (1,)) or len(given) < 2:
+        step = self.element_step()
+        if step is None or step.casts_to:
             return None
-        first, second = given[:2]
-        if isinstance(second, (int, float)) and isfinite(second):
-            return EpilogueStep(f"{{x}} {sign} {float(second)!r}")
-        if not isinstance(first, Slot) or not isinstance(second, Slot) or len(self.shapes) != 2:
-            return None
+        if len(self.shapes) == 1:
+            back = "input" if self.op not in ONE or not self._is_of_result else "result"
+            return EpilogueStep(step.text.format("{x}"), back=back)
         kind = lies_as(self.shapes[1 - k], self.shape)
         if kind is None:
             return None
-        text = f"{{x}} {sign} {{0}}" if first.k == k else f"{{0}} {sign} {{x}}"
-        return EpilogueStep(text, ((kind, 1),), "sum" if sign == "+" else "input")
+        is_sum = self.op == "add.Tensor"
+        return EpilogueStep(step.text.format(*_in_place("{x}", "{0}", k)), ((kind, 1),), "sum" if is_sum else "input")
+
+    def element_step(self) -> ElementStep | None:
+        given = self.args
+        if self.op in ONE:
+            if given[0] != Slot(0) or not all(isinstance(n, (int, float)) and isfinite(n) for n in given[1:]):
+                return None
+            return of_one(self.op, given[1:])
+        if self.casts_to:
+            return SAME._replace(casts_to=self.casts_to, is_free=True)
+        name, _, overload = self.op.partition(".")
+        if name not in TWO or overload != "Tensor" or len(given) < 2 or given[2:] not in ((), (1,)):
+            return None
+        first, second = given[:2]
+        if first == Slot(0) and isinstance(second, (int, float)):
+            return with_number(name, second) if isfinite(second) else None
+        return TWO[name] if (first, second) == (Slot(0), Slot(1)) else None
+
+    @property
+    def _is_of_result(self) -> bool:
+        """Whether its gradient is made of what it makes."""
+        return ONE[self.op].is_of_result and (self.op != "leaky_relu" or self.args[1] > 0)
 
     def back_of_result(self) -> EpilogueStep | None:
-        step = None if len(self.shapes) != 1 else self.as_epilogue(0)
-        if step is None or step.back != "result":
+        step = self._back_of_one()
+        if step is None or not self._is_of_result:
             return None
-        text = TRITON_BACKS[self.op].format(*(repr(float(n)) for n in self.args[1:]), x="{x}", y="{0}")
-        return EpilogueStep(text, (("element", 1),), "sum")
+        return EpilogueStep(step.backs[0].format(y="{0}", dy="{x}"), (("element", 1),), "sum")
 
     def back_of_input(self) -> EpilogueStep | None:
-        step = None if self.op not in TRITON_BACKS_OF_INPUT or len(self.shapes) != 1 else self.as_epilogue(0)
-        if step is None or step.back != "input":
+        step = self._back_of_one()
+        if step is None or ONE[self.op].is_of_result:
             return None
-        return EpilogueStep(TRITON_BACKS_OF_INPUT[self.op].format(x="{x}", y="{0}"), (("element", 1),))
+        return EpilogueStep(step.backs[0].format("{0}", dy="{x}"), (("element", 1),))
+
+    def _back_of_one(self) -> ElementStep | None:
+        return self.element_step() if self.op in ONE and self.shapes == (self.shape,) and len(self.shape) > 1 else None
 
     def from_result(self, dy: Any, y: Any) -> Any:
         aten, numbers = torch.ops.aten, self.args[1:]

@@ -19,6 +19,8 @@ can do that before it writes (a mask): of the gradient of b, and b, which the fi
 
     a --relu--> b --conv--> y        backward: da = (b > 0) * conv_backward_data(dy, w), one launch
 
+Rows that all are element by element are a chain of one kernel (operations/chains.py).
+
 Source: docs/overlap.md, `widen-halos`.
 """
 
@@ -33,6 +35,7 @@ from convgen.algebra.relations import Relation, Through
 from convgen.algebra.signature import WHOLE, Made, Operand, Signature
 from convgen.late import torch
 from convgen.operations.autocast import ASKED, taken_as, types_under
+from convgen.operations.chains import ELEMENT_CHAINS, ElementChain, chain_of_parts
 from convgen.operations.convolution import ANY_EXTENTS, EPILOGUES, MASKED, Convolution, any_extents
 from convgen.operations.rimmed import Rimmed
 from convgen.operations.row import At, Derived, Epilogue, Launch, Operation, Work, standing, touched
@@ -118,6 +121,21 @@ class Fused(Operation):
             return None
         return None if step is None else (step,)
 
+    @cached_property
+    def chain(self) -> ElementChain | None:
+        """All parts as one kernel's steps, element by element."""
+        return chain_of_parts(
+            [
+                (
+                    part.operation.element_step(),
+                    part.sources,
+                    [o.shape for o in part.signature.inputs],
+                    part.signature.results[0].shape,
+                )
+                for part in self.parts
+            ]
+        )
+
     @property
     def kernel_steps(self) -> tuple[Epilogue, bool, str]:
         if self.mask is not None:
@@ -150,6 +168,8 @@ class Fused(Operation):
         }
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
+        if (chained := self._chained(at, operands)) is not None and not _is_differentiated(operands):
+            return (chained.made(self.chain, operands),)
         kernel = self.kernel(at, operands)
         if kernel is not None:
             return (kernel(self, at, None, *operands),)
@@ -229,10 +249,18 @@ class Fused(Operation):
             return None
         return MASKED.get((dtype, local, self.mask)) or any_extents(dtype, local, steps=self.mask, masks=True)
 
+    def _chained(self, at: At, operands: Sequence[Any]) -> Any:
+        """The kernels of a chain, where a package has them for operands as they are."""
+        if not ELEMENT_CHAINS or self.chain is None or ASKED.types:
+            return None
+        kernel = ELEMENT_CHAINS.get(self.chain.key)
+        fits = kernel is not None and kernel.takes(self.chain, operands) and self._is_of_one_type(at, operands)
+        return kernel if fits else None
+
     def _is_of_one_type(self, at: At, operands: Sequence[Any]) -> bool:
         """Whether what is convolved has one type, as the result has: under autocast a part may make a wider one."""
         types = tuple([str(t.dtype).removeprefix("torch.") for t in operands])
-        if ASKED.types or types[0] != types[1]:
+        if ASKED.types or types[:1] != types[1:2] != ():
             return False
         if at.low is None:
             return True
@@ -254,6 +282,8 @@ class Fused(Operation):
     def kept(self, way: int, at: At, wanted: Sequence[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """What parts keep, one behind the other; then how many things each keeps. Of a kernel operands, the result, and
         how large the others are; then the kernel."""
+        if (chained := self._chained(at, operands)) is not None:
+            return chained.kept(self.chain, wanted, operands)
         if (kernel := self._says(at, operands)) is not None:
             made, _ = kernel.made(False, *operands)
             x, w, *others = operands
@@ -280,6 +310,8 @@ class Fused(Operation):
         return found
 
     def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
+        if is_of_kernel(kept) and self.chain is not None:
+            return kept[-1].back(self.chain, wanted, kept, dys[0])
         if is_of_kernel(kept):
             return self._of_kernel(wanted, kept, dys[0])
         found, dmade, end = list[Any]([None] * len(wanted)), dys[0], len(kept) - 1
@@ -315,7 +347,7 @@ class Fused(Operation):
 
     def launches(self, way: int, at: At) -> tuple[Launch, ...]:
         parts = self.undone(way, at)
-        if self.epilogue is None:
+        if self.epilogue is None and self.chain is None:
             return parts
         work = Work(sum(one.work.flops for one in parts), touched(at, self.signatures[way]))
         return (Launch(self.parts[0].operation, work, tuple(k for one in parts for k in one.operands)),)
@@ -340,6 +372,11 @@ class Fused(Operation):
                 named = [(o.name, f"x{s}") for o, s in zip(part.signature.inputs, part.sources, strict=True)]
                 here = replace(here, parts={name: at.parts[own] for name, own in named if own in at.parts})
             yield part, with_spare(here, [at.spare[s] if s != MADE else () for s in part.sources]) if at.spare else here
+
+
+def _is_differentiated(operands: Sequence[Any]) -> bool:
+    """Whether torch keeps a graph, which knows no kernel."""
+    return torch.is_grad_enabled() and any(t.requires_grad for t in operands)
 
 
 def is_of_kernel(kept: Sequence[Any]) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 from convgen.algebra.signature import Operand, Signature
 from convgen.late import torch
 from convgen.operations.averaged import Averaged
+from convgen.operations.element_texts import AFFINE, ONE, TWO, ElementStep, of_one
 from convgen.operations.elementwise_gradients import SLOPES, Sloped
 from convgen.operations.row import At, EpilogueStep, Launch, Operation, Work, numbered, own, read_here
 
@@ -64,10 +65,6 @@ SLOPES_OF: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "softplus": ("softplus", (1.0, 20.0)),
     "relu6": ("clamp", (0, 6)),
 }
-
-
-RELU = "tl.where({x} < 0, 0.0, {x})"  # a NaN stays one
-RELU_BACK = "tl.where({0} <= 0.0, 0.0, {x})"
 
 
 @dataclass(frozen=True)
@@ -199,18 +196,28 @@ class Pointwise(Operation):
 
     def as_epilogue(self, k: int) -> EpilogueStep | None:
         """Of what the first operand is, with vectors over channels, or tensors of its shape, as the others."""
-        text = {"relu": RELU, "add": "{x} + {0}", "mul": "{x} * {0}", "affine": "{x} * {0} + {1}"}.get(self.function)
-        if text is None or k or self.settings or self.shapes[0] != self.shape or len(self.shape) < 2:
+        step = self.element_step() if self.function in ("relu", "add", "mul", "affine") else None
+        if step is None or k or self.shapes[0] != self.shape or len(self.shape) < 2:
             return None
         operands: list[tuple[str, int]] = []
         for shape, places in zip(self.shapes[1:], self._places[1:], strict=True):
             if shape != self.shape and (places, shape) != ((1,), self.shape[1:2]):
                 return None
             operands.append(("element" if shape == self.shape else "channel", 1))
+        text = step.text.format("{x}", *(f"{{{n}}}" for n in range(len(operands))))
         return EpilogueStep(text, tuple(operands), {"relu": "result", "add": "sum"}.get(self.function, "input"))
 
     def back_of_result(self) -> EpilogueStep | None:
-        return EpilogueStep(RELU_BACK, (("element", 1),), "sum") if self.function == "relu" else None
+        if self.function != "relu":
+            return None
+        return EpilogueStep(ONE["relu"].back.format(y="{0}", dy="{x}"), (("element", 1),), "sum")
+
+    def element_step(self) -> ElementStep | None:
+        if self.settings:
+            return None
+        if self.function in ONE and self.function != "leaky_relu":
+            return of_one(self.function)
+        return AFFINE if self.function == "affine" else TWO.get(self.function)
 
     def from_result(self, dy: Any, y: Any) -> Any:
         assert self.function == "relu"

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 from convgen.algebra.conv import Conv, Phase
 from convgen.algebra.signature import WHOLE, Made, Operand, Signature
 from convgen.late import torch
+from convgen.operations.element_texts import ElementStep
 
 if TYPE_CHECKING:
     from convgen.operations.convolution import Convolution
@@ -361,6 +362,10 @@ class Operation(ABC):
 
     def back_of_input(self) -> EpilogueStep | None:
         """The gradient of the element that a step reads, of that of its result; its operand is what the step reads."""
+        return None
+
+    def element_step(self) -> ElementStep | None:
+        """Where it makes each element of its operands' elements in the same place, as broadcasting has it: how."""
         return None
 
     def spare(self, way: int) -> tuple[tuple[int, ...], ...]:

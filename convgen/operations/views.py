@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from convgen.algebra.relations import Ratio
 from convgen.algebra.signature import WHOLE, Made, Operand, Signature
 from convgen.late import torch
+from convgen.operations.element_texts import SAME, ElementStep
 from convgen.operations.row import At, Operation, Passes, fit, made_here, numbered, own, read_here, summed_to
 
 MANY = 1009  # samples, as no other extent counts: so a view of 1 sample is the view that it is of several
@@ -224,6 +225,9 @@ class Expand(Operation):
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         return (operands[0].expand([at.extent(i) for i in numbered(len(self.out))]),)
+
+    def element_step(self) -> ElementStep | None:
+        return SAME._replace(is_free=True)
 
     def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
         return True

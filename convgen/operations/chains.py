@@ -1,0 +1,146 @@
+"""Rows element by element, one behind the other, as one kernel of a GPU, forward and backward.
+
+    h --mul gamma--> --mul noise--> --add x--> y        one launch, which reads h and x and writes y
+
+Operands lie as the result does, or have a number a channel, a sample, a channel of each sample, or a pixel. Images and
+volumes alone, with channels last: kernels/chains.py prints their kernels of these texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from string import Formatter
+from typing import Any, NamedTuple
+
+from convgen.operations.batch_norm import IMAGES
+from convgen.operations.element_texts import ElementStep
+
+BEFORE = -1  # as a source: what the step before made
+ELEMENT_CHAINS: dict[str, Any] = {}  # a package's kernels, by what chains do
+
+
+class ChainStep(NamedTuple):
+    """A step.
+
+    Attributes:
+        sources: by operand its number among the chain's, or that it is what the step before made.
+        lies: by operand the letters of what it has several of: n, samples; c, channels; p, pixels.
+    """
+
+    step: ElementStep
+    sources: tuple[int, ...]
+    lies: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ElementChain:
+    """Steps in order; each but the first reads what the one before made, once."""
+
+    steps: tuple[ChainStep, ...]
+
+    @cached_property
+    def key(self) -> str:
+        """What it does, in full."""
+        return "; ".join(
+            f"{s.step.text} of {', '.join(f'{k}:{at}' for k, at in zip(s.sources, s.lies, strict=True))}"
+            for s in self.steps
+        )
+
+    @cached_property
+    def lies(self) -> tuple[str, ...]:
+        """By operand of the chain."""
+        found = {k: at for s in self.steps for k, at in zip(s.sources, s.lies, strict=True) if k != BEFORE}
+        return tuple(found[k] for k in sorted(found))
+
+    @cached_property
+    def casts(self) -> frozenset[str]:
+        """Types that it casts to: it is right for these alone."""
+        return frozenset(s.step.casts_to for s in self.steps) - {""}
+
+    @cached_property
+    def by_sample(self) -> bool:
+        """Whether a program is of one sample's pixels."""
+        return any("n" in at and "p" not in at for at in self.lies)
+
+    def asked(self, wanted: Sequence[bool]) -> list[list[bool]]:
+        """By step the operands of which a gradient is asked."""
+        found, made = list[list[bool]](), False
+        for s in self.steps:
+            found.append([made if k == BEFORE else wanted[k] for k in s.sources])
+            made = any(found[-1])
+        return found
+
+    @cached_property
+    def reads_result(self) -> bool:
+        """Whether the last step's gradient is made of what it makes."""
+        return any("y" in _names(text) for text in self.steps[-1].step.backs)
+
+    def reads(self, wanted: Sequence[bool]) -> set[int]:
+        """The operands that gradients of these read; behind the last one, the result."""
+        found, values, last = set[int](), set[int](), len(self.steps) - 1
+        for n, (s, asked) in enumerate(zip(self.steps, self.asked(wanted), strict=True)):
+            for name in {name for text, one in zip(s.step.backs, asked, strict=True) if one for name in _names(text)}:
+                if name == "y":
+                    values.add(n)
+                elif name != "dy":
+                    self._read(s.sources[int(name)], n, found, values)
+        if last in values and self.reads_result:
+            found.add(len(self.lies))
+            values.remove(last)
+        while values:
+            n = values.pop()
+            for source in self.steps[n].sources:
+                self._read(source, n, found, values)
+        return found
+
+    def _read(self, source: int, n: int, found: set[int], values: set[int]) -> None:
+        """Of step n an operand, by its source."""
+        if source == BEFORE:
+            values.add(n - 1)
+        else:
+            found.add(source)
+
+
+def _names(text: str) -> set[str]:
+    return {name for _, name, _, _ in Formatter().parse(text) if name}
+
+
+def how_it_lies(shape: Sequence[int], result: Sequence[int]) -> str | None:
+    """Of an operand beside a result[N, C, ...]; None where kernels can't read it."""
+    wide = (*[1] * (len(result) - len(shape)), *shape)
+    has = [n == of for n, of in zip(wide, result, strict=True)]
+    if not all(there or n == 1 for there, n in zip(has, wide, strict=True)):
+        return None
+    if all(has[2:]) and prod(result[2:]) > 1:
+        letters = "p"
+    elif prod(wide[2:]) == 1:
+        letters = ""
+    else:
+        return None
+    found = "".join(letter for letter, there in zip("nc", has, strict=False) if there) + letters
+    return None if "p" in found and "n" not in found else found
+
+
+def chain_of_parts(
+    parts: Sequence[tuple[ElementStep | None, Sequence[int], Sequence[Sequence[int]], Sequence[int]]],
+) -> ElementChain | None:
+    """Of rows, each with how it makes an element, its sources, and the shapes of its operands and its result; None
+    where they are no chain of images or volumes."""
+    steps: list[ChainStep] = []
+    last = tuple(parts[-1][3])
+    if len(parts) < 2 or len(last) not in IMAGES:
+        return None
+    for step, sources, shapes, result in parts:
+        lies = [how_it_lies(shape, last) for shape in shapes]
+        if step is None or tuple(result) != last or len(step.backs) != len(shapes):
+            return None
+        known = [at for at in lies if at is not None]
+        before = [at for k, at in zip(sources, lies, strict=True) if k == BEFORE]
+        if len(known) != len(lies) or any(at != "ncp" for at in before):
+            return None
+        steps.append(ChainStep(step, tuple(sources), tuple(known)))
+    chain = ElementChain(tuple(steps))
+    return chain if "ncp" in chain.lies else None

@@ -1,0 +1,85 @@
+"""Triton's text of operators of one element of each operand, and of their gradients as ATen has them, of a NaN too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class ElementText(NamedTuple):
+    """Of one element.
+
+    Attributes:
+        text: of {x}, and numbers {0}, {1} that the operator takes.
+        back: the gradient of what it reads, of {dy} and either {y}, what it makes, or {x}; and the numbers.
+    """
+
+    text: str
+    back: str
+
+    @property
+    def is_of_result(self) -> bool:
+        return "{y}" in self.back
+
+
+class ElementStep(NamedTuple):
+    """What a row does with an element of each operand.
+
+    Attributes:
+        text: of {0}, {1}, the operands' elements.
+        backs: by operand, of {dy}, {y} and the operands' elements.
+        casts_to: the type that it is right for alone, if it only casts.
+        is_free: whether no launch does it where it stands alone.
+    """
+
+    text: str
+    backs: tuple[str, ...]
+    casts_to: str = ""
+    is_free: bool = False
+
+
+RELU = "tl.where({x} < 0, 0.0, {x})"  # a NaN stays one
+SIX = "tl.where({x} < -3, 0.0, tl.where({x} > 3, 6.0, {x} + 3)) / 6"
+
+# By ATen's name.
+ONE: Mapping[str, ElementText] = {
+    "relu": ElementText(RELU, "tl.where({y} <= 0.0, 0.0, {dy})"),
+    "hardtanh": ElementText(
+        "tl.where({x} < {0}, {0}, tl.where({x} > {1}, {1}, {x}))", "tl.where(({y} <= {0}) | ({y} >= {1}), 0.0, {dy})"
+    ),
+    "leaky_relu": ElementText("tl.where({x} > 0, {x}, {x} * {0})", "tl.where({y} > 0.0, {dy}, {dy} * {0})"),
+    "sigmoid": ElementText("1 / (1 + tl.exp(-{x}))", "{dy} * (1.0 - {y}) * {y}"),
+    "silu": ElementText(
+        "{x} / (1 + tl.exp(-{x}))",
+        "{dy} * (1 / (1 + tl.exp(-{x}))) * (1 + {x} * (1 - 1 / (1 + tl.exp(-{x}))))",
+    ),
+    "hardswish": ElementText(
+        f"{{x}} * {SIX}", "tl.where({x} <= -3.0, 0.0, tl.where({x} < 3.0, {dy} * ({x} / 3 + 0.5), {dy}))"
+    ),
+    "hardsigmoid": ElementText(SIX, "tl.where(({x} > -3.0) & ({x} < 3.0), {dy} / 6, 0.0)"),
+}
+# Of two.
+SAME = ElementStep("{0}", ("{dy}",))
+TWO: Mapping[str, ElementStep] = {
+    "add": ElementStep("{0} + {1}", ("{dy}", "{dy}")),
+    "sub": ElementStep("{0} - {1}", ("{dy}", "-{dy}")),
+    "mul": ElementStep("{0} * {1}", ("{dy} * {1}", "{dy} * {0}")),
+    "div": ElementStep("{0} / {1}", ("{dy} / {1}", "-{dy} * (({0} / {1}) / {1})")),
+}
+AFFINE = ElementStep("{0} * {1} + {2}", ("{dy} * {1}", "{dy} * {0}", "{dy}"))
+
+
+def of_one(name: str, numbers: tuple[float, ...] = ()) -> ElementStep:
+    """An operator of `ONE` with these numbers."""
+    text, back = ONE[name]
+    given = [repr(float(n)) for n in numbers]
+    return ElementStep(text.format(*given, x="{0}"), (back.format(*given, x="{0}", y="{y}", dy="{dy}"),))
+
+
+def with_number(name: str, number: float) -> ElementStep:
+    """An operator of `TWO` whose second operand is a number."""
+    text, backs = TWO[name][:2]
+    if number == 1 and name in ("mul", "div"):
+        return SAME
+    there = repr(float(number))
+    return ElementStep(text.format("{0}", there), (backs[0].format("{0}", there, dy="{dy}"),))

@@ -1,0 +1,77 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# (what torch leaves untyped)
+"""Chains of rows element by element, by a package's kernels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from convgen.operations.chains import ElementChain
+
+from .travel import CHANNELS_LAST
+
+
+class ChainKernel:
+    """A chain's kernels.
+
+    Args:
+        module: with them.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+
+    def takes(self, chain: ElementChain, operands: Sequence[Tensor]) -> bool:
+        """Whether operands are of one type, and one of those that lie as the result does has channels last."""
+        first = _whole(chain, operands)[0]
+        last, kind = CHANNELS_LAST[first.dim()], str(first.dtype).removeprefix("torch.")
+        lies = any(t.is_contiguous(memory_format=last) for t in _whole(chain, operands))
+        alike = all(t.dtype == first.dtype for t in operands) and chain.casts <= {kind}
+        return lies and alike and first.numel() > 0
+
+    def lying(self, chain: ElementChain, operands: Sequence[Tensor]) -> list[Tensor]:
+        """Operands as kernels read them."""
+        found: list[Tensor] = []
+        for t, lies in zip(operands, chain.lies, strict=True):
+            memory = CHANNELS_LAST[t.dim()] if lies == "ncp" else torch.contiguous_format
+            found.append(t.detach().contiguous(memory_format=memory))
+        return found
+
+    def made(self, chain: ElementChain, operands: Sequence[Tensor]) -> Tensor:
+        given = self.lying(chain, operands)
+        y = torch.empty_like(_whole(chain, given)[0])
+        self.module.make(given, y)
+        return y
+
+    def kept(
+        self, chain: ElementChain, wanted: Sequence[bool], operands: Sequence[Tensor]
+    ) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
+        """The result; what its gradients read, the operands' shapes, and this."""
+        operands = self.lying(chain, operands)
+        y, reads = self.made(chain, operands), chain.reads(wanted)
+        found = [t if k in reads else None for k, t in enumerate((*operands, y))]
+        return (y,), (*found, tuple([tuple(t.shape) for t in operands]), self)
+
+    def back(
+        self, chain: ElementChain, wanted: Sequence[bool], kept: Sequence[Any], dy: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        """Gradients of operands."""
+        *read, shapes, _ = kept
+        dy = dy.detach().contiguous(memory_format=CHANNELS_LAST[dy.dim()])
+        made = self.module.make_back(dy, read, wanted)
+        found: list[Tensor | None] = []
+        for g, shape, at in zip(made, shapes, chain.lies, strict=True):
+            if g is not None and at != "ncp":
+                g = g.to(dy.dtype).view(shape) if g.numel() == math.prod(shape) else g
+            found.append(g)
+        return tuple(found)
+
+
+def _whole(chain: ElementChain, operands: Sequence[Tensor]) -> list[Tensor]:
+    """Those that lie as the result does."""
+    return [t for t, lies in zip(operands, chain.lies, strict=True) if lies == "ncp"]

@@ -1,0 +1,237 @@
+"""Kernels of chains of rows element by element: right in the interpreter, alone and in networks, without spills."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from math import prod
+from typing import Any
+
+import pytest
+import torch
+from sampling import cases_of
+from test_networks_gpu import SM_90, loaded, step_on_no_device
+from torch import Tensor, nn
+
+from convgen.algebra.grid import Grid
+from convgen.kernels.chains import ChainFile
+from convgen.kernels.facts import Launch, facts
+from convgen.kernels.load import load_text
+from convgen.network_compiler import compile_network
+from convgen.operations.calls import Elementwise, Slot
+from convgen.operations.chains import BEFORE, ChainStep, ElementChain, how_it_lies
+from convgen.spec.exported import graph_of
+from convgen.spec.graph_edit import with_dtype
+from convgen.verify.interpreter import launch
+from convgen.verify.network import check_network, report_text
+
+ONES = {
+    "relu": ("relu", ()), "silu": ("silu", ()), "sigmoid": ("sigmoid", ()), "hardswish": ("hardswish", ()),
+    "hardsigmoid": ("hardsigmoid", ()), "relu6": ("hardtanh", (0.0, 6.0)), "leaky": ("leaky_relu", (0.1,)),
+    "double": ("mul.Tensor", (2.0,)), "less": ("sub.Tensor", (0.5, 1)), "third": ("div.Tensor", (3.0,)),
+    "same": ("div.Tensor", (1.0,)),
+}  # fmt: skip
+TWOS = {"add.Tensor": (1,), "sub.Tensor": (1,), "mul.Tensor": (), "div.Tensor": ()}
+
+
+def shapes_beside(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+    n, c, *pixels = shape
+    ones = (1,) * len(pixels)
+    return [shape, shape, (c, *ones), (n, c, *ones), (n, 1, *pixels), (n, 1, *ones), (1,)]
+
+
+def drawn_chain(
+    rng: random.Random, shape: tuple[int, ...]
+) -> tuple[ElementChain, list[Elementwise], list[tuple[int, ...]]]:
+    """A chain, its rows, and the shapes of its operands."""
+    steps: list[ChainStep] = []
+    rows: list[Elementwise] = []
+    operands = [shape]
+    for n in range(rng.randint(2, 5)):
+        first = BEFORE if n else 0
+        if rng.random() < 0.4:
+            op, numbers = ONES[rng.choice(list(ONES))]
+            row, sources = Elementwise(op, (Slot(0), *numbers), shape, (shape,)), (first,)
+        else:
+            other = rng.choice(shapes_beside(shape))
+            operands.append(other)
+            pair, sources = (shape, other), (first, len(operands) - 1)
+            op = rng.choice(list(TWOS))
+            if rng.random() < 0.5 and "div" not in op:  # by what may be near 0
+                pair, sources = pair[::-1], sources[::-1]
+            row = Elementwise(op, (Slot(0), Slot(1), *TWOS[op]), shape, pair)
+        step = row.element_step()
+        assert step is not None
+        lies = [how_it_lies(one, shape) for one in row.shapes]
+        steps.append(ChainStep(step, sources, tuple(at for at in lies if at is not None)))
+        rows.append(row)
+    return ElementChain(tuple(steps)), rows, operands
+
+
+def made_by(chain: ElementChain, rows: list[Elementwise], operands: list[Tensor]) -> Tensor:
+    """By ATen, row by row."""
+    made: Any = None
+    for step, row in zip(chain.steps, rows, strict=True):
+        given = [made if k == BEFORE else operands[k] for k in step.sources]
+        (made,) = row.local(0, None, *given)  # type: ignore[arg-type]
+    return made
+
+
+@pytest.mark.parametrize("seed", cases_of(40, "chain kernels"))
+def test_kernels_are_right(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(seed)
+    manual_seed: Any = torch.manual_seed
+    manual_seed(seed)
+    shape = rng.choice(((3, 5, 7, 5), (2, 70, 9, 13), (1, 16, 3, 2, 4), (2, 130, 4, 3), (2, 3, 31, 33)))
+    last = torch.channels_last if len(shape) == 4 else torch.channels_last_3d
+    chain, rows, shapes = drawn_chain(rng, shape)
+    dtype = rng.choice((torch.float64, torch.float32, torch.bfloat16))
+    operands = [torch.randn(s) for s in shapes]
+    operands = [torch.where(t.abs() < 0.3, t.sign() + 0.3, t).to(dtype) for t in operands]  # which may be divided by
+    operands = [t.contiguous(memory_format=last) if t.dim() == len(shape) else t for t in operands]
+    wide = [t.double().requires_grad_() for t in operands]
+    wanted = [rng.random() < 0.7 for _ in operands]
+    wanted[rng.randrange(len(wanted))] = True
+    dy = torch.randn(shape).to(dtype).contiguous(memory_format=last)
+    want = made_by(chain, rows, wide)
+    gradients = torch.autograd.grad(want, wide, dy.double(), allow_unused=True)
+    module = load_text(ChainFile("chain_1", chain, "all of it").text)
+    monkeypatch.setattr(module, "launch", launch)
+    y = torch.empty_like(dy)
+    module.make([t if t.shape == y.shape else t.contiguous() for t in operands], y)
+    reads = chain.reads(wanted)
+    given = [t if k in reads else None for k, t in enumerate((*operands, y))]
+    found = module.make_back(dy, [t if t is None or t.shape == y.shape else t.contiguous() for t in given], wanted)
+    # ATen's hardsigmoid takes a sixth in float32.
+    tolerance = {torch.float64: 1e-7, torch.float32: 3e-4, torch.bfloat16: 6e-2}[dtype]
+
+    def near(got: Tensor, wanted: Tensor) -> bool:
+        apart = (got.double().reshape(wanted.shape) - wanted).abs()
+        if dtype == torch.bfloat16:  # an activation that rounding has put on its other side
+            return float((apart / (wanted.abs().max() + 1) > tolerance).double().mean()) < 0.01
+        return float(apart.max() / (wanted.abs().max() + 1)) < tolerance
+
+    assert near(y, want.detach())
+    for got, wanted_one, want_it in zip(found, gradients, wanted, strict=True):
+        assert (got is not None) == want_it
+        if got is not None:
+            assert near(got, torch.zeros(got.numel()) if wanted_one is None else wanted_one)
+
+
+def test_a_step_of_two_reads_what_its_gradients_need() -> None:
+    """Of (x * w + r), relu: the result alone says the rectifier's; x and w are for each other."""
+    shape = (2, 3, 4, 4)
+    rows = [
+        Elementwise("mul.Tensor", (Slot(0), Slot(1)), shape, (shape, (3, 1, 1))),
+        Elementwise("add.Tensor", (Slot(0), Slot(1), 1), shape, (shape, shape)),
+        Elementwise("relu", (Slot(0),), shape, (shape,)),
+    ]
+    sources = ((0, 1), (BEFORE, 2), (BEFORE,))
+    lies = (("ncp", "c"), ("ncp", "ncp"), ("ncp",))
+    steps = [row.element_step() for row in rows]
+    chain = ElementChain(tuple(ChainStep(s, k, at) for s, k, at in zip(steps, sources, lies, strict=True) if s))
+    assert chain.reads([True, True, True]) == {0, 1, 3}
+    assert chain.reads([True, False, True]) == {1, 3}
+    assert chain.reads([False, False, True]) == {3}
+
+
+@pytest.mark.parametrize("shape", [(3, 1, 1), (2, 3, 1, 1), (1, 3, 1, 1), (2, 1, 4, 5), (1,), (), (2, 3, 4, 5)])
+def test_how_an_operand_lies(shape: tuple[int, ...]) -> None:
+    assert how_it_lies(shape, (2, 3, 4, 5)) is not None
+
+
+@pytest.mark.parametrize("shape", [(4, 5), (1, 3, 4, 5), (2, 3, 4, 1), (2, 3, 1, 5)])
+def test_what_kernels_leave(shape: tuple[int, ...]) -> None:
+    assert how_it_lies(shape, (2, 3, 4, 5)) is None
+
+
+def test_kernels_spill_nothing() -> None:
+    shape = (2, 256, 128, 128)
+    for seed in range(4):
+        chain, _, shapes = drawn_chain(random.Random(seed), shape)
+        module, held = load_text(ChainFile("chain_1", chain, "").text), list[Launch]()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                module, "launch", lambda f, grid, *args, held=held, **more: held.append(Launch(f, grid, args, more))
+            )
+            given = [torch.empty(s, dtype=torch.bfloat16, device="meta") for s in shapes]
+            given = [
+                t.contiguous(memory_format=torch.channels_last) if prod(t.shape) == prod(shape) else t for t in given
+            ]
+            module.make(given, given[0])
+            module.make_back(given[0], [*given, given[0]], [True] * len(given))
+        assert [one.name for one in held] == ["chain_forward", "chain_backward"]
+        for one in held:
+            found = facts(one, SM_90.known())
+            assert found.spill_bytes == 0 and found.widest_global_load_bytes == 16, (seed, one.name)
+
+
+# ---- In networks ----
+
+
+class Drawn(nn.Module):
+    """Pooled convolutions between which elements are computed with vectors, gates and each other."""
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__()
+        self.channels = c = 8 * rng.randint(1, 2)
+        self.kinds = [[rng.choice(("gate", "scale", "pixel", "number", "add", "act")) for _ in range(4)] for _ in "abc"]
+        self.convs = nn.ModuleList(nn.Conv2d(c, c, rng.choice((1, 3)), padding="same") for _ in "abc")
+        self.gates = nn.ModuleList(nn.Conv2d(c, c, 1) for _ in "abc")
+        self.scales = nn.ParameterList(nn.Parameter(torch.randn(c, 1, 1)) for _ in "abc")
+
+    def forward(self, x: Tensor) -> Tensor:
+        for kinds, conv, gate, scale in zip(self.kinds, self.convs, self.gates, self.scales, strict=True):
+            y = nn.functional.max_pool2d(conv(x), 3, 1, 1)
+            for kind in kinds:
+                if kind == "gate":
+                    y = y * torch.sigmoid(gate(x.mean((2, 3), keepdim=True)))
+                elif kind == "scale":
+                    y = scale * y
+                elif kind == "pixel":
+                    y = y / (1.5 + x.square().mean(1, keepdim=True))
+                elif kind == "number":
+                    y = y / 2.5 - 0.25
+                else:
+                    y = y + x if kind == "add" else nn.functional.silu(y)
+            x = y
+        return x
+
+
+@pytest.mark.parametrize("seed", cases_of(12, "chains in networks"))
+def test_drawn_networks_are_right(seed: int) -> None:
+    rng = random.Random(seed)
+    manual_seed: Any = torch.manual_seed
+    manual_seed(seed)
+    module = Drawn(rng)
+    shape = (rng.choice((1, 3, 4)), module.channels, rng.choice((4, 5)), rng.choice((3, 6)))
+    graph, tensors = graph_of(module, (torch.randn(shape),), name="drawn")
+    graph = with_dtype(graph, rng.choice(("float64", "float32", "bfloat16")))
+    grid = Grid(tuple(rng.choice(({"N": 2}, {"H": 2}, {"N": 2, "W": 2}, {"C": 2})).items()))
+    one = compile_network(graph, grid, target=SM_90)
+    assert one.chains
+    report = check_network(one, tensors, interpret=True)
+    assert report.ok, report_text(report)
+
+
+class Scaled(nn.Module):
+    """ConvNeXt's layer scale and residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.scale = nn.Conv2d(16, 16, 3, padding=1), nn.Parameter(torch.ones(16, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = nn.functional.max_pool2d(self.a(x), 3, 1, 1)
+        return x + 0.5 * (self.scale * y)
+
+
+def test_a_network_launches_them(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, tensors = graph_of(Scaled(), (torch.randn(4, 16, 6, 6),), name="scaled")
+    one = compile_network(with_dtype(graph, "bfloat16"), Grid((("N", 2),)), target=SM_90)
+    assert [file.said for file in one.chains] == ["mul, mul, add"]
+    with loaded(one, tensors, tmp_path) as package:
+        found: list[Launch] = []
+        step_on_no_device(package, monkeypatch, launched=found)
+    names = [one.name for one in found if one.name.startswith("chain_")]
+    assert Counter(names) == {"chain_forward": 2, "chain_backward": 2}  # on two ranks
