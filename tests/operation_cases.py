@@ -433,7 +433,7 @@ def attention(draw: Random) -> Case:
 def reduce(draw: Random) -> Case:
     shape = shape_of(draw, draw.randint(1, 4), 5)
     over = tuple(sorted(draw.sample(range(len(shape)), draw.randint(1, len(shape)))))
-    return filled(draw, Reduce(draw.choice(("sum", "mean")), shape, over, draw.random() < 0.5), whole)
+    return filled(draw, Reduce(draw.choice(("sum", "squares", "mean")), shape, over, draw.random() < 0.5), whole)
 
 
 def cross_entropy(draw: Random) -> Case:

@@ -9,14 +9,15 @@ from math import prod
 from typing import Any, Literal
 
 from convgen.algebra.signature import Operand, Signature
+from convgen.late import torch
 from convgen.operations.row import At, Operation, numbered, own, read_here
 
 
 @dataclass(frozen=True)
 class Reduce(Operation):
-    """The sum or the mean of x over some dimensions, which are dropped, or kept with extent 1."""
+    """The sum, the sum of squares or the mean of x over some dimensions, which are dropped, or kept with extent 1."""
 
-    how: Literal["sum", "mean"]
+    how: Literal["sum", "squares", "mean"]
     shape: tuple[int, ...]
     over: tuple[int, ...]
     keep: bool = False
@@ -37,20 +38,27 @@ class Reduce(Operation):
         return (Signature(tuple(zip(names, self.shape, strict=True)), (Operand("x", self.shape, own(*names)),), (y,)),)
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
+        if self.how == "squares":  # in one pass, and rounded once
+            return (torch.linalg.vector_norm(operands[0], 2, self.over, self.keep).square(),)
         total = operands[0].sum(self.over, keepdim=self.keep)
         return (total if self.how == "sum" else total / prod(self.shape[d] for d in self.over),)
 
     def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
         return True
 
+    def kept(self, way: int, at: At, wanted: Sequence[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        return self.local(way, at, *operands), operands if self.how == "squares" else ()
+
     def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
         (dy,), shape = dys, read_here(at, 0)
         if self.how == "mean":
             dy = dy / prod(self.shape[d] for d in self.over)
-        return (dy.reshape([1 if d in self.over else n for d, n in enumerate(shape)]).expand(shape),)
+        dy = dy.reshape([1 if d in self.over else n for d, n in enumerate(shape)])
+        return (dy * (2 * kept[0]) if self.how == "squares" else dy.expand(shape),)
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         (y,) = operands
+        y = y * y if self.how == "squares" else y
         for d in sorted(self.over, reverse=True):
             y = y.cumsum(d).narrow(d, self.shape[d] - 1, 1)
             y = y / (self.shape[d] if self.how == "mean" else 1)

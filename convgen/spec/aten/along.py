@@ -117,13 +117,13 @@ def vector_norm(reader: Reader, call: Call) -> bool:
     over, kept = dims_of(call.args[2], len(x.shape)), bool(call.args[3])
     if order not in (1.0, 2.0):
         return along_dims(reader, call, x, over)
-    size = reader.made(f"{y.name}_{'square' if order == 2 else 'abs'}", x.shape, x.dtype)
-    reader.elementwise("square" if order == 2 else "abs", (Ref(x.name),), size)
     if order == 1:
+        size = reader.made(f"{y.name}_abs", x.shape, x.dtype)
+        reader.elementwise("abs", (Ref(x.name),), size)
         reader.add(Reduce("sum", x.shape, over, kept), [size], [y.name])
         return True
-    total = reader.made(f"{y.name}_sum", y.shape, x.dtype)
-    reader.add(Reduce("sum", x.shape, over, kept), [size], [total.name])
+    total = reader.made(f"{y.name}_squares", y.shape, x.dtype)
+    reader.add(Reduce("squares", x.shape, over, kept), [x], [total.name])
     root(reader, total, y)
     return True
 
