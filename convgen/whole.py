@@ -78,6 +78,15 @@ def model_class(package: Any, call: Call, *, whole: bool) -> type[Any]:
             }
             return filled(call.results, found)
 
+        def compile_kernels(self, *args: Any, processes: int = 0, **keywords: Any) -> Any:
+            """As of a package's Network; what is given is as of a call, or nothing."""
+            if not (args or keywords):
+                return base.compile_kernels(self, processes=processes)
+            inputs = call.arguments.tensors(args, keywords)
+            batch, sizes = sizes_of(package, inputs)
+            blocks = [package.scatter(name, inputs[name], self._mesh) for name in call.inputs]
+            return base.compile_kernels(self, *blocks, batch=batch, sizes=sizes, processes=processes)
+
     kind = Whole if whole else Model
     kind.__name__ = kind.__qualname__ = call.name if whole else base.__name__
     kind.call = call

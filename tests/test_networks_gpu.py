@@ -18,6 +18,7 @@ import torch
 from sampling import cases_of
 from small_networks import Made, exported, resnet, unet
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from convgen.algebra.grid import Grid
 from convgen.kernels.choose import choose
@@ -212,11 +213,6 @@ def step_on_no_device(
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())
     monkeypatch.setattr(torch, "batch_norm_update_stats", lambda x, *_: (x.new_empty(x.shape[1]),) * 2)
 
-    def shares(self: Any, ranks: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, float]:
-        return torch.empty(len(ranks), dtype=dtype, device="meta"), 2.0
-
-    monkeypatch.setattr(runtime.Stand, "shares", shares)
-
     def step(end: VirtualTransport) -> None:
         mesh = package.init_mesh("meta", transport=end)
         network = package.Network(mesh, parameters="blocks")
@@ -265,6 +261,35 @@ def test_a_tensor_elsewhere_is_an_error(tmp_path: Path, monkeypatch: pytest.Monk
         monkeypatch.setattr(norms, "_made", elsewhere)
         with pytest.raises(Exception, match="device"):
             step_on_no_device(package, monkeypatch)
+
+
+def test_an_input_elsewhere_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`meta` stands for the device, as in `step_on_no_device`; of two GPUs there are fake tensors."""
+    one, tensors = compiled(resnet, {"N": 2})
+    with loaded(one, tensors, tmp_path) as package, FakeTensorMode():
+        monkeypatch.setattr(package.NET, "device", "meta")
+        monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)
+        on_two = [torch.empty(4, device=f"cuda:{k}") for k in range(2)]
+
+        def call(end: VirtualTransport) -> None:
+            mesh, net = package.init_mesh("meta", transport=end), package.NET
+            network = package.Network(mesh, parameters="blocks")
+            name = network._inputs[0]
+            x = torch.empty(net.here(mesh).shape(net.split(name, net.batch)), dtype=torch.float64)
+            said = rf"{name} is on cpu, and the network on meta; .*scatter\('{name}', whole, mesh\)"
+            with pytest.raises(ValueError, match=said):
+                network(x)
+            if end.rank == 0:
+                found.extend([network, name])
+
+        found: list[Any] = []
+        World(2).run(call)
+        network, name = found
+        monkeypatch.setattr(package.NET, "device", "cuda")
+        (other,) = network._elsewhere(on_two[1:], {"w": on_two[0]})
+        assert f"{name} is on cuda:1, and the network on cuda:0; {name}.to('cuda:0')" in str(other)
+        assert not [*network._elsewhere(on_two[:1], {"w": on_two[0]})]
+        assert not [*network._elsewhere([torch.tensor(1.0)], {"w": on_two[0]})]  # a number, as torch has it
 
 
 def test_kernels_of_a_network_compile_and_spill_nothing() -> None:

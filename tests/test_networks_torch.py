@@ -202,6 +202,8 @@ def test_what_a_network_cant_run_with_is_refused(kind: str, packages: Path) -> N
         refused("conv1.weight can't be deleted: what", lambda m: parametrizations.weight_norm(m.conv1))
         refused("this rank's block of x has shape", lambda m: m(X))
         refused("takes x, got 2 tensors", lambda m: m(x, x), TypeError)
+        refused(r"x is on meta, and the network on cpu; x.to\('cpu'\)", lambda m: m(x.to("meta")))
+        refused(r"is for cpu, and its parameters are on meta; model.to\('cpu'\)", lambda m: m.to("meta")(x))
         refused("missing fc.bias", lambda m: m.load_full({n: t for n, t in state.items() if n != "fc.bias"}), KeyError)
         refused("unknown head", lambda m: m.load_full(state | {"head": X}), KeyError)
 

@@ -224,6 +224,7 @@ class _Writer:
         always |= {"KERNELS", "LocalConvolution", "LocalKernels"} if g.kernels else set()
         always |= {"ANY_EXTENTS", "OfAnyExtents"} if any(k.open for k in g.kernels) else set()
         always |= {"ByProducts"} if any(k.switched for k in g.kernels) else set()
+        always |= {"KernelsAhead"} if context["kernel_files"] else set()
         always |= {"RIMS"} if any(k.rim for k in g.kernels) else set()
         has_steps = any(k.epilogue for k in g.kernels) or any(k.steps for k in g.norm_kernels)
         always |= {"EpilogueStep"} if has_steps else set()

@@ -38,6 +38,7 @@ Networks have, beside these:
     rows         rows of a network on this rank: what moves for them, and where their local code stands
     net          what a package says of its network, and what users call
     foreseen     what a call takes, before it takes it
+    kernels_ahead  a GPU's kernels, compiled before they are launched
     any_size     a network at sizes that are known at run time only
     checkpoints  activation checkpointing: all ranks compute again at the same place
     run          a network's rows in one call of it

@@ -9,7 +9,7 @@ together there.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +23,8 @@ from .mesh import Place
 from .net import Extents, Net, Sized, gathered
 from .transport import Group, Splits, ordered_sum, wide_type
 from .travel import RowHere
+
+NOTHING_LIKE: dict[str, Tensor] = {}
 
 
 class Foreseen(NamedTuple):
@@ -110,34 +112,50 @@ def foresee(
         learns: names of parameters that want gradients.
         whole: blocks of inputs are taken for the call, and outputs are put together, on every rank.
     """
+    asked, ASKED.types = ASKED.types, True  # kernels need memory; ATen's operators make the same shapes
+    try:
+        return Foreseen(walk(net, place, me, count, trains, low, learns, whole))
+    finally:
+        ASKED.types = asked
+
+
+def walk(
+    net: Net, place: Place, me: int, count: Extents, trains: Callable[[str], bool], low: torch.dtype | None,
+    learns: tuple[str, ...], whole: bool = False, like: Mapping[str, Tensor] = NOTHING_LIKE,
+) -> int:  # fmt: skip
+    """Run a call on tensors without memory, and its backward pass where something learns; the most bytes at a time.
+
+    Args:
+        learns: names of inputs and parameters that want gradients; others: as of `foresee`.
+        like: inputs that lie as the call's do; others are contiguous.
+    """
     end: Any = Nowhere(place.ranks[me], len(place.ranks))
     ctx = Sized(net, count, low, "meta", alone=True)  # whatever was called or foreseen before
     dry = Place(f"{place.key} foreseen", place.ranks, me, end, None, {})
     linked = Linked(net.steps, ctx, dry, trains)
-    asked, ASKED.types = ASKED.types, True  # kernels need memory; ATen's operators make the same shapes
-    try:
-        forward = linked.forward(learns)
-        slots: list[Any] = [None] * forward.size
-        here: Any = RowHere(net, dry, 0)  # type: ignore[arg-type]
-        for slot, n in forward.given.items():
-            name = slot[1:-1] if slot.startswith("[") else slot
-            slots[n] = torch.empty(here.shape(net.split(name, count)), dtype=net.types[name], device="meta")
-        with torch.no_grad(), Ledger([t for t in slots if t is not None]) as ledger:
-            blocks = [torch.empty_like(slots[n]) for slot, n in forward.given.items() if whole and slot[0] != "["]
-            execute(forward.codes, slots)
-            outputs, kept = [slots[n] for n in forward.outputs], [slots[n] for n in forward.kept]
-            slots.clear()
-            if whole:  # which last as long as outputs do
-                names = net.steps.outputs
-                blocks += [gathered(y, net.split(n, count), here) for n, y in zip(names, outputs, strict=True)]
-            if learns:
-                dys: list[Tensor | None] = [torch.empty_like(y) if y.is_floating_point() else None for y in outputs]
-                backward = linked.backward(learns, learns, tuple([dy is not None for dy in dys]))
-                slots = [None] * backward.size
-                for n, value in (*zip(backward.kept, kept, strict=True), *zip(backward.given, dys, strict=True)):
-                    slots[n] = value
-                kept.clear()
-                execute(backward.codes, slots)
-    finally:
-        ASKED.types = asked
-    return Foreseen(ledger.peak_bytes)
+    forward = linked.forward(learns)
+    slots: list[Any] = [None] * forward.size
+    here: Any = RowHere(net, dry, 0)  # type: ignore[arg-type]
+    for slot, n in forward.given.items():
+        name = slot[1:-1] if slot.startswith("[") else slot
+        shape, memory = here.shape(net.split(name, count)), net.format(name)
+        slots[n] = torch.empty(shape, dtype=net.types[name], device="meta", memory_format=memory)
+        if slot in like:
+            slots[n] = torch.empty_like(like[slot], device="meta")
+    with torch.no_grad(), Ledger([t for t in slots if t is not None]) as ledger:
+        blocks = [torch.empty_like(slots[n]) for slot, n in forward.given.items() if whole and slot[0] != "["]
+        execute(forward.codes, slots)
+        outputs, kept = [slots[n] for n in forward.outputs], [slots[n] for n in forward.kept]
+        slots.clear()
+        if whole:  # which last as long as outputs do
+            names = net.steps.outputs
+            blocks += [gathered(y, net.split(n, count), here) for n, y in zip(names, outputs, strict=True)]
+        if learns:
+            dys: list[Tensor | None] = [torch.empty_like(y) if y.is_floating_point() else None for y in outputs]
+            backward = linked.backward(learns, learns, tuple([dy is not None for dy in dys]))
+            slots = [None] * backward.size
+            for n, value in (*zip(backward.kept, kept, strict=True), *zip(backward.given, dys, strict=True)):
+                slots[n] = value
+            kept.clear()
+            execute(backward.codes, slots)
+    return ledger.peak_bytes

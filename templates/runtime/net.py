@@ -72,6 +72,7 @@ class Net(OnGrid, Plain):
     Attributes:
         steps: those of the package's Network.
         types: of parameters, buffers and inputs.
+        ahead: what compiles kernels before they are launched, where there are some.
 
     Args:
         spec, schedule: the network in a graph file's keys, and its program's text; alike on all ranks of a mesh.
@@ -90,6 +91,7 @@ class Net(OnGrid, Plain):
     """
 
     steps: Any
+    ahead: Any = None
 
     def __init__(
         self,

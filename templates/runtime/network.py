@@ -9,6 +9,7 @@ import hashlib
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, ClassVar, cast
 
 import torch
@@ -25,6 +26,7 @@ from .checks import refuse_forward_mode, refuse_vmap
 from .clipping import local
 from .copies import compare_copies, compares, refuse_nans
 from .envelope import enter, sampled
+from .foreseen import walk
 from .handed_on import NONE, Boxes
 from .inside import InsideAll
 from .listing import Steps
@@ -313,6 +315,38 @@ class NetworkModule(AnySize, Known):
         """
         return GraphedStep(self, loss, examples, batch)
 
+    def compile_kernels(
+        self, *given: Tensor, batch: int | None = None, sizes: Mapping[str, int] | None = None, processes: int = 0
+    ) -> Any:
+        """Compile a GPU's kernels that a call like this one launches, in this mode, and its backward pass where
+        gradients are on: in processes beside, into Triton's cache. No communication; ranks of one node that do it at
+        once share the list. It may take seconds and processors; a first call without it compiles kernels one by one.
+
+        Args:
+            given: blocks as the call has them; none are like those that it was compiled for, and have no gradient.
+            batch, sizes: as of the call.
+            processes: on this rank; by default the node's cores, shared among its ranks.
+        Returns:
+            How many were compiled by this rank, and how many were found in Triton's cache.
+        Raises:
+            RuntimeError: it is not for a GPU, there is none, or a kernel does not compile.
+        """
+        net, place = self._net, self._net.place(self._mesh)
+        if net.ahead is None:
+            raise RuntimeError(f"{net.name}: has no kernels to compile: it is for {net.device}, not for --target cuda")
+        count = net.opened(batch, sizes)
+        known, unmet = self._known, ValueError(net.unmet(count)) if net.unmet(count) else None
+        wrong = self._wrong(given, count, batch is None, net.here(self._mesh), (), NONE) if given else ()
+        if (fault := next(chain(self._misfits(known), wrong, self._elsewhere(given, known)), unmet)) is not None:
+            raise fault
+        like, apart, low = dict(zip(self._inputs, given, strict=False)), self._apart(), low_of(net.device)
+        grads, training = torch.is_grad_enabled(), self.training
+        learns = (*(n for n, t in like.items() if grads and t.requires_grad), *self._learning)
+        trains: Callable[[str], bool] = lambda name: training != (name in apart)  # noqa: E731
+        with net.products:
+            launches = net.ahead.of_call(lambda: walk(net, place, place.me, count, trains, low, learns, like=like))
+        return net.ahead.compiled(launches, processes, says=place.me == 0)
+
     def region(
         self, name: str, *, batch: int | None = None, sizes: Mapping[str, int] | None = None, halo: bool = False
     ) -> Where:
@@ -374,8 +408,8 @@ class NetworkModule(AnySize, Known):
         except ValueError as error:
             fault = error
         if fault is None:
-            faults = [*self._misfits(known), *self._wrong(given, count, batch is None, here, wide, around)]
-            fault = next(iter(faults), None)
+            wrong = self._wrong(given, count, batch is None, here, wide, around)
+            fault = next(chain(self._misfits(known), wrong, self._elsewhere(given, known)), None)
         facts = {} if fault else self._facts(given, known, count)
         if wide:
             facts["inputs with halos"] = ", ".join(wide)
@@ -525,6 +559,19 @@ class NetworkModule(AnySize, Known):
                 hint = "; batch= tells the number of samples, if it is another one" if guessed else ""
                 got = tuple(value.shape)
                 yield ValueError(f"{net.name}: this rank's block of {name} has shape {wanted}, got {got}{hint}")
+
+    def _elsewhere(self, given: Sequence[Tensor], known: Mapping[str, Any]) -> Iterator[Exception]:
+        """Inputs that are on another device than parameters; numbers may be anywhere, as torch has them."""
+        name, device = self._net.name, self._net.device
+        there = next((local(t).device for t in known.values()), None)
+        if there is not None and there.type != device:
+            yield ValueError(f"{name}: is for {device}, and its parameters are on {there}; model.to({device!r})")
+            return
+        for n, t in zip(self._inputs, given, strict=False):
+            if t.dim() and (t.device != there if there is not None else t.device.type != device):
+                wanted = str(device if there is None else there)
+                hint = f"{n}.to({wanted!r}); scatter({n!r}, whole, mesh) brings a block there by itself"
+                yield ValueError(f"{name}: {n} is on {t.device}, and the network on {wanted}; {hint}")
 
     def _run(
         self, given: Sequence[Tensor], known: Mapping[str, Any], count: Extents, here: RowHere, wide: tuple[str, ...],
