@@ -87,7 +87,7 @@ fuzz: $(VENV)/.installed
 
 # But what wants a GPU, an argument, another package or a folder, and what others import.
 NO_STUDIES := $(wildcard bench/kernel*.py) $(addsuffix .py,$(addprefix bench/,calibrated fake_device first_hour fuzz_files \
-  lines network_step networks_distconv networks_jax networks_jax_step options overlap_could overlap_ranks \
+  lines network_step networks_distconv networks_gpu networks_jax networks_jax_step options overlap_could overlap_ranks \
   pinned plans replay rows tuned_training tuner_trust))
 bench: $(VENV)/.installed
 	@for script in $(filter-out $(NO_STUDIES),$(wildcard bench/*.py)); do echo "== $$script"; $(BIN)/python $$script || exit 1; done

@@ -1,16 +1,17 @@
 """The first hour on a GPU: what to run, in which order, by one command that survives what the device may do.
 
     python bench/first_hour.py                    # an hour; the same command goes on where it ended
-    python bench/first_hour.py --dry-run          # without a GPU: a fake device that is slow, fails, hangs and dies
+    python bench/first_hour.py --dry-run          # without a GPU: a fake device that is slow, fails, hangs and dies;
+                                                  # networks on the CPU, of which one task hangs and one dies
     python bench/first_hour.py --wheels DIR       # before, with a network: what the machine will need
 
 Stages are processes of their own. One that says nothing for `--stall` seconds is ended and begun again;
 bench/kernels.py leaves a candidate out that a process did not survive, and goes on behind what it has. A stage that
-ends three times without anything new is given up. Clocks, power and temperature are sampled throughout (nvidia-smi,
-where there is one).
+ends three times without anything new is given up; so is a task of bench/networks_gpu.py that fails twice. Clocks,
+power and temperature are sampled throughout (nvidia-smi, where there is one).
 
-In the folder of results: log.txt (all that was printed), samples.csv, kernels.json, table.txt, and devices/, where
-tuned entries are.
+In the folder of results: log.txt (all that was printed), samples.csv, kernels.json, networks.json, table.txt, networks/
+with packages, and devices/, where tuned entries are.
 """
 
 from __future__ import annotations
@@ -33,8 +34,10 @@ import click
 
 BENCH = Path(__file__).resolve().parent
 FIRST = ("--chosen", "--networks", "resnet50,vgg16,wrn50_2", "--ways", "4")
+WHEELS = ("torch>=2.11", "torchvision", "diffusers")
 SAMPLED = "timestamp,clocks.sm,clocks.mem,power.draw,power.limit,temperature.gpu,clocks_throttle_reasons.active"
 NOTHING_NEW = 3  # runs of a stage in turn after which it is given up
+TASK_OF_STALL = 0.9  # of the time in which a stage may say nothing, what a task of a network has
 CORES_KEPT = 2  # for the process that times, and its driver
 
 
@@ -53,8 +56,8 @@ class Stage:
     minutes: float
 
 
-def stages(results: Path, minutes: float, dry: bool) -> list[Stage]:
-    """In the order of their worth: problems of all kinds first, tuned entries, then all problems."""
+def stages(results: Path, minutes: float, stall_s: float, dry: bool) -> list[Stage]:
+    """In the order of their worth: problems of all kinds first, networks, tuned entries, then all problems."""
     jobs = str(max(1, (os.cpu_count() or 1) - CORES_KEPT))
     script = "fake_device.py" if dry else "kernels.py"
     measure = (sys.executable, "-u", str(BENCH / script), "--results", str(results / "kernels.json"), "--jobs", jobs)
@@ -64,13 +67,20 @@ def stages(results: Path, minutes: float, dry: bool) -> list[Stage]:
         "--memory-format", "channels_last", "--effort", "quick", "--jobs", jobs, "--target", "cuda",
         "--into", str(results / "devices"), "--budget", str(int(minutes * 60 * 0.2)),
     )  # fmt: skip
-    state = results / "kernels.json"
-    every = [
-        Stage("chosen problems", (*measure, *FIRST, "--configs", "6"), state, 0.5 * minutes),
+    state, of_networks = results / "kernels.json", results / "networks.json"
+    networks = (
+        sys.executable, "-u", str(BENCH / "networks_gpu.py"), "--results", str(of_networks),
+        "--timeout", str(TASK_OF_STALL * stall_s), *["--dry-run"] * dry,
+    )  # fmt: skip
+    first = [
+        Stage("chosen problems", (*measure, *FIRST, "--configs", "6"), state, 0.35 * minutes),
+        Stage("networks", networks, of_networks, 0.3 * minutes),
+    ]
+    later = [
         Stage("tuned entries", tune, results / "devices", 0.25 * minutes),
         Stage("all problems", measure, state, minutes),
     ]
-    return [every[0]] if dry else every
+    return first if dry else first + later
 
 
 def facts() -> Iterator[str]:
@@ -129,6 +139,9 @@ def supervise(command: Sequence[str], end: float, stall_s: float, say: Callable[
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        reader.join(1.0)
+        if not reader.is_alive():
+            process.stdout.close()
 
 
 def _read(stream: TextIO, lines: queue.Queue[str | None]) -> None:
@@ -175,7 +188,7 @@ def _budget(stage: Stage, end: float) -> tuple[str, ...]:
 @click.option("--wheels", type=click.Path(path_type=Path), help="Download what is needed into a folder, and end.")
 def main(results: Path, minutes: float, stall_s: float, dry_run: bool, wheels: Path | None) -> None:
     if wheels is not None:
-        command = [sys.executable, "-m", "pip", "download", "--dest", str(wheels), str(BENCH.parent), "torch>=2.11"]
+        command = [sys.executable, "-m", "pip", "download", "--dest", str(wheels), str(BENCH.parent), *WHEELS]
         sys.exit(subprocess.run(command, check=False).returncode)
     results.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + minutes * 60
@@ -187,13 +200,16 @@ def main(results: Path, minutes: float, stall_s: float, dry_run: bool, wheels: P
 
         for line in facts():
             say(line)
-        done = [run_stage(stage, end, stall_s, say) for stage in stages(results, minutes, dry_run)]
-        shown = subprocess.run(
-            [sys.executable, str(BENCH / "kernels.py"), "--table", "--results", str(results / "kernels.json")],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        (results / "table.txt").write_text(shown.stdout + shown.stderr, encoding="utf-8")
-        say(f"the table is in {results / 'table.txt'}")
+        done = [run_stage(stage, end, stall_s, say) for stage in stages(results, minutes, stall_s, dry_run)]
+        tables = [
+            subprocess.run(
+                [sys.executable, str(BENCH / script), "--table", "--results", str(results / file)],
+                capture_output=True, text=True, check=False,
+            )
+            for script, file in (("kernels.py", "kernels.json"), ("networks_gpu.py", "networks.json"))
+        ]  # fmt: skip
+        (results / "table.txt").write_text("".join(t.stdout + t.stderr for t in tables), encoding="utf-8")
+        say(f"the tables are in {results / 'table.txt'}")
     sys.exit(0 if all(done) else 1)
 
 

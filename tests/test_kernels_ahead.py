@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from convgen.spec.exported import graph_of
 from convgen.spec.graph_edit import with_dtype
 from convgen.spec.target import read_target
 from convgen.verify.virtual import World
+from convgen.whole import Call, model_class
 
 SM_90 = GPUTarget("cuda", 90, 32)
 of_triton: Any = triton
@@ -183,6 +185,26 @@ def test_what_does_not_compile_is_named(device: None, tmp_path: Path, monkeypatc
         said = rf"{package.NAME}: {wrong.function.fn.__name__} of {wrong.module.__name__.rpartition('.')[2]} does not"
         with pytest.raises(RuntimeError, match=said):
             package.NET.ahead.compiled([wrong], 1, says=False)
+
+
+def test_a_model_of_whole_tensors_takes_what_its_call_takes(
+    device: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with small(tmp_path, monkeypatch) as (package, of_blocks):
+        of_meta(package, monkeypatch)
+        monkeypatch.setattr(package.NET.ahead, "compiled", lambda launches, *_, **__: {a.kind for a in launches})
+        arguments: Any = SimpleNamespace(tensors=lambda args, keywords: {"x": args[0]})
+        kind = model_class(package, Call("Small", arguments, ("x",), ("output",), None), whole=True)
+        whole = torch.zeros(4, 16, 8, 8, dtype=torch.bfloat16)
+
+        def asks(end: Any) -> list[set[str]]:
+            model = kind(package.init_mesh("meta", transport=end), parameters="blocks")
+            with torch.no_grad():
+                alone = model.compile_kernels(whole)
+            return [model.compile_kernels(whole), model.compile_kernels(), alone]
+
+        for step, without, alone in World(2).run(asks):
+            assert step == without == {a.kind for a in of_blocks} > alone
 
 
 def test_processes_are_the_nodes_cores_shared_among_its_ranks(
