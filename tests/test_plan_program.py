@@ -44,13 +44,13 @@ LASSEN = load_machine("lassen")
 
 
 class Small(nn.Module):
-    """A residual block of a few rows, or two branches that are joined."""
+    """A residual block of a few rows, or two branches that are joined; a bias or none."""
 
     def __init__(self, draw: Random) -> None:
         super().__init__()
         c = draw.choice((4, 6))
         self.one = nn.Conv2d(3, c, 3, draw.choice((1, 2)), 1, bias=False)
-        self.two = nn.Conv2d(c, c, draw.choice((1, 3)), padding="same", bias=False)
+        self.two = nn.Conv2d(c, c, draw.choice((1, 3)), padding="same", bias=draw.random() < 0.5)
         self.join = draw.choice((torch.add, lambda a, b: torch.cat([a, b], 1)))
         self.pool = nn.MaxPool2d(2) if draw.random() < 0.5 else None
 
@@ -93,7 +93,7 @@ def test_a_plan_is_the_least_of_all(seed: int) -> None:
             if (i, cell) not in cheapest:
                 costs: dict[Way, list[int]] = {}
                 for row in every_row(question, bound, cell, search):
-                    cost = row_cost(row, search.price, question.types, question.wanted, learnt=learnt)
+                    cost = row_cost(row, search.price, question.types, question.wanted, question.bias, learnt=learnt)
                     costs.setdefault((row.way, row.roles), []).append(sum(cost))
                 cheapest[i, cell] = {way: min(some) for way, some in costs.items()}
             here.append(cheapest[i, cell])

@@ -131,7 +131,7 @@ def _rows(
             by_key.setdefault(key_of("local", step.title, phase), []).append(step)
     for key, some in by_key.items():
         taken = seconds_of(rounds[key]) if key in rounds else None
-        if taken is None or any(one.part != "whole" for one in some):
+        if taken is None or any(one.part != "whole" or one.rides for one in some):
             continue
         each = [part for one in some for part in _works(program, price, one)]
         modelled = sum(seconds for _, seconds in each)

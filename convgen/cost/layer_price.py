@@ -111,7 +111,8 @@ class LayerPrice(Price):
         y, model = Layout("y", stored), self.model
         bias = bias_layout({"y": y})
         summed = self.grid.ordered(a for d, axes in enumerate(stored) if d != 1 for a in axes)
-        steps = [model.sum_bias(y), *(step for _, step in model.chain(Layout("bias", bias.axes, partial=summed), bias))]
+        found = Layout("bias", bias.axes, partial=summed)
+        steps = [model.sum_bias(y, found), *(step for _, step in model.chain(found, bias))]
         if made != Layout(NAME, stored) or self.space.conv.transposed:
             steps.append(model.add_bias(y))
         return sum(price_of(step, self.objective) for step in steps)

@@ -85,6 +85,7 @@ class Machine:
         uncertainty: (computing or links, one standard deviation of its seconds as a share of them); empty: not said.
         hides_gradients: whether sums of parameters' gradients take no time, as if backward hid them all ([CF] 5 and
             [SP] VI overlap them).
+        adds_biases: whether a product of a network adds its bias as it computes, where nothing moves between.
     """
 
     name: str
@@ -106,6 +107,7 @@ class Machine:
     steps: MeasuredSteps = NONE
     uncertainty: tuple[tuple[str, float], ...] = ()
     hides_gradients: bool = False
+    adds_biases: bool = True
 
     @property
     def rows_launch_s(self) -> float:

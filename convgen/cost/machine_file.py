@@ -21,6 +21,7 @@ measured_collectives:             # optional: measured over modelled seconds, by
   - {collective: all_gather, ranks: 2, bytes: [2048, 131072], over_model: [1.6, 2.1]}
 measured_convolutions:            # optional: share of the peak of forward, backward-data, backward-filter
   - {channels: 64, filters: 64, taps: 9, pixels: 3136, efficiency: [0.8, 0.7, 0.6]}   # groups: 1, step: 1
+adds_biases: true                 # optional: false where a network's biases are steps of their own
 uncertainty: {computing: 0.1, links: 0.2}   # optional: of seconds, one standard deviation
 measured_steps:                   # optional: steps of packages where the model was off (steps_file.py)
   - {row: conv_forward, extents: {N: 4, ...}, flops: 37748736, elements: 73728, type: float32, seconds: 1e-3, spread: 0}
@@ -53,8 +54,9 @@ _NUMBERS = ("memory_bytes_per_s", "efficiency", "launch_s")
 _ONE_LEVEL = ("latency_s", "link_bytes_per_s")
 _NETWORK = "network_launch_s"
 _PROCESSOR = ("message_processor_s", "processor_s_per_byte")
+_BIASES = "adds_biases"
 _OPTIONAL = (
-    *("device", "memory_bytes", _NETWORK, *_PROCESSOR),
+    *("device", "memory_bytes", _NETWORK, *_PROCESSOR, _BIASES),
     *("collectives", "measured_collectives", "measured_convolutions", "uncertainty", STEPS),
 )
 UNCERTAIN = ("computing", "links")
@@ -118,7 +120,14 @@ def machine_from_dict(data: dict[str, Any]) -> Machine:
         processor_s_per_byte=values.get("processor_s_per_byte", 0.0),
         uncertainty=_uncertainty(data.get("uncertainty")),
         steps=read_steps(data.get(STEPS, [])),
+        adds_biases=_adds_biases(data.get(_BIASES, True)),
     )
+
+
+def _adds_biases(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise InputError(f"{_BIASES} can't be {shown(value)}", (_BIASES,), hint="true or false")
+    return value
 
 
 def _levels(data: dict[str, Any], ranks_per_node: int) -> tuple[Level, ...]:

@@ -116,10 +116,11 @@ class Model:
         elements = int(self.space.elements(y).max())
         return self._local(elements, 2 * elements * self.element_bytes)
 
-    def sum_bias(self, y: Layout) -> StepCost:
-        """Summing a stored dy over all but its filters."""
-        elements = int(self.space.elements(y).max())
-        return self._local(elements, elements * self.element_bytes)
+    def sum_bias(self, y: Layout, bias: Layout) -> StepCost:
+        """Summing a stored dy over all but its filters, to a bias's gradient."""
+        read = self.space.elements(y)
+        touched = int((read + self.space.elements(bias)).max())
+        return self._local(int(read.max()), touched * self.element_bytes)
 
     def _local(self, flops: int, moved_bytes: int, flops_per_s: float | None = None) -> StepCost:
         machine = self.machine

@@ -31,6 +31,7 @@ from convgen.cost.network import element_bytes
 from convgen.cost.work import most_work
 from convgen.errors import InputError
 from convgen.operations.row import Launch, Operation, Work, repeats
+from convgen.program.biases import NONE, Biased, leaves, stays
 from convgen.program.network import Program, asked
 from convgen.program.rows import Chain, PlacedRow, Roles, Stored, index_sets, sides
 from convgen.program.shared import shared
@@ -260,6 +261,11 @@ class Price:
         )
         return round((busy + (0.0 if rides else self.machine.rows_launch_s)) * PICOSECONDS)
 
+    def over_stored(self, operation: Operation, stored: Stored) -> int:
+        """Picoseconds of a row over what is stored so, each dimension of which is an index."""
+        indices = (made.indices[0] for made in operation.signatures[0].results[0].dims)
+        return self.local(operation, 0, {i: axes for i, axes in zip(indices, stored, strict=True) if axes})
+
     # ---------------------------------------------------------------- of a tensor, stored in any of several ways
     def tensors(self, signature: Signature) -> dict[str, IndexSets]:
         """Operands and results by their names, each alone: rows whose operands are alike ask the same."""
@@ -383,12 +389,12 @@ def program_cost(program: Program, machine: Machine, dtype: str, *, of_inputs: b
     price = price_on(program.grid, machine, dtype)
     wanted = program.differentiable(of_inputs=of_inputs)
     again = {i for s in program.again for i in range(s.start, s.stop)}
-    rows = enumerate(zip(program.rows, program.row_types, strict=True))
+    rows = enumerate(zip(program.rows, program.row_types, program.biased, strict=True))
     learnt = {name for name, value in program.values.items() if value.kind == "parameter"}
     return ProgramCost(
         tuple(
-            row_cost(row, price, types, asked(row.bound, wanted), again=i in again, learnt=learnt)
-            for i, (row, types) in rows
+            row_cost(row, price, types, asked(row.bound, wanted), bias, again=i in again, learnt=learnt)
+            for i, (row, types, bias) in rows
         )
     )
 
@@ -398,6 +404,7 @@ def row_cost(
     price: Price,
     types: RowTypes,
     wanted: Sequence[bool],
+    bias: Biased = NONE,
     *,
     again: bool = False,
     learnt: Collection[str] = (),
@@ -407,11 +414,12 @@ def row_cost(
     Args:
         price: of the network's type; types: of what the row moves and makes.
         wanted: by operand, whether it wants a gradient.
+        bias: what it has to do with one.
         again: whether backward computes it again.
         learnt: values that are parameters.
     """
     here = price.of(types.local)
-    local = here.local(row.bound.operation, row.way, dict(row.roles))
+    local = own_ps(row, here, bias) + pass_ps(row, here, bias)
     sides = ((row.fetch, types.fetch), (row.store, types.store))
     moving = sum(price.of(t).chain(row, c) for chains, kinds in sides for c, t in zip(chains, kinds, strict=True))
     moving, computing = moving * (1 + again), local * (1 + again)
@@ -437,3 +445,20 @@ def row_cost(
             moving += price.of(own.store).chain(one, store, parameter=row.bound.reads[k] in learnt)
             computing += price.of(own.local).local(one.bound.operation, one.way, dict(one.roles))
     return computing, moving
+
+
+def own_ps(row: PlacedRow, price: Price, bias: Biased = NONE) -> int:
+    """Picoseconds of local work forward: nothing of a bias that reads the sum where its product has made it.
+
+    Args:
+        price: of the type in which it computes; bias: what the row has to do with one.
+    """
+    rides = bias.is_bias and price.machine.adds_biases and stays(row)
+    return 0 if rides else price.local(row.bound.operation, row.way, dict(row.roles))
+
+
+def pass_ps(row: PlacedRow, price: Price, bias: Biased = NONE) -> int:
+    """Picoseconds of the bias's pass that a product makes needed, as it moves what it has made: over what is stored."""
+    if bias.behind is None or not price.machine.adds_biases or leaves(row):
+        return 0
+    return price.over_stored(bias.behind, row.makes[0])

@@ -72,7 +72,7 @@ def step_cost(step: Step, types: Mapping[str, Layout], model: Model) -> StepCost
         case Compute(operation="add_bias"):
             return model.add_bias(step.type)
         case Compute(operation="sum_bias"):
-            return model.sum_bias(types[step.inputs[0]])
+            return model.sum_bias(types[step.inputs[0]], step.type)
         case Compute():
             return model.convolution((types[step.inputs[0]], types[step.inputs[1]], step.type))
         case Convert():

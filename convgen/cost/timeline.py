@@ -327,6 +327,8 @@ def bucket_seconds(program: Program, price: Price, bucket: Bucket, moved: Sequen
 def local_seconds(price: Price, local: Local) -> Seconds:
     """By rank."""
     row = local.placed
+    if local.rides and price.machine.adds_biases:
+        return np.zeros(price.grid.ranks)
     derived = tuple(k for k, _ in row.derived if k in local.operands)
     busy, launches = _busy_seconds(price, row.bound.operation, row.way, row.roles, local.operands, derived)
     launch, apart = (seconds * launches for seconds in (price.machine.rows_launch_s, price.machine.launch_s))
@@ -345,7 +347,7 @@ def local_seconds(price: Price, local: Local) -> Seconds:
 def _busy_seconds(
     price: Price, operation: Operation, way: int, roles: Roles, operands: tuple[int, ...], derived: tuple[int, ...]
 ) -> tuple[Seconds, int]:
-    """By rank, without what launches take; and how many there are.
+    """By rank in whole picoseconds, without what launches take; and how many there are.
 
     Args:
         operands: of the vjp for these.
@@ -361,7 +363,8 @@ def _busy_seconds(
         )
         most = int(flops.max())
         rate = rows_flops_per_s(machine, price.dtype, one.operation, dict(roles), price.grid, most)
-        total += n * np.maximum(flops / rate, elements * price.element_bytes / machine.memory_bytes_per_s)
+        busy = np.maximum(flops / rate, elements * price.element_bytes / machine.memory_bytes_per_s)
+        total += n * np.rint(busy * PICOSECONDS) / PICOSECONDS
     launches = sum(n for n, one in zip(often, done, strict=True) if not one.operation.rides)
     known = price.measured_s(operation, way, dict(roles), operands or None, derived)
     if known is None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from convgen.algebra.notation import roles_text
 from convgen.cost.moving import PICOSECONDS
-from convgen.cost.rows import Price
+from convgen.cost.rows import Price, own_ps, pass_ps
 from convgen.program.network import Moved, Program, asked
 from convgen.program.rows import PlacedRow, index_sets
 
@@ -62,7 +62,7 @@ class Steps:
         for phase in ("forward", "backward") if number in self.again else ("forward",):
             yield from moved(("fetch",), row, phase)
             how = "again" if phase == "backward" else f"roles {roles_text(row.roles) or 'none'}"
-            yield self._local(row, types.local, phase, how)
+            yield replace(self._local(row, types.local, phase, how), time_ps=self._forward_ps(number))
             yield from moved(("store",), row, phase)
         for k, one in row.derived:
             if wanted[k]:
@@ -77,6 +77,16 @@ class Steps:
                 which = ", ".join(f"d{names[k].name}" for k in some)
                 yield self._local(row, types.local, "backward", f"{which} by the vjp", some)
             yield from moved(("back",), row, "backward")
+
+    def _forward_ps(self, number: int) -> int:
+        """Local work of a row; of a bias with what its product's moves make of it."""
+
+        def price(i: int) -> Price:
+            return self.price.of(self.program.row_types[i].local)
+
+        rows, biased = self.program.rows, self.program.biased
+        own, product = own_ps(rows[number], price(number), biased[number]), self.program.products_of_biases.get(number)
+        return own if product is None else own + pass_ps(rows[product], price(product), biased[product])
 
     def _moved(self, m: Moved, phase: str) -> Step:
         c = m.conversion

@@ -29,6 +29,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 from typing import Any
 
 from convgen.algebra.relations import Relation, Through
@@ -38,7 +39,7 @@ from convgen.operations.autocast import ASKED, taken_as, types_under
 from convgen.operations.chains import ELEMENT_CHAINS, ElementChain, chain_of_parts
 from convgen.operations.convolution import ANY_EXTENTS, EPILOGUES, MASKED, Convolution, any_extents
 from convgen.operations.rimmed import Rimmed
-from convgen.operations.row import At, Derived, Epilogue, Launch, Operation, Work, standing, touched
+from convgen.operations.row import At, Derived, Epilogue, Launch, Operation, Work, read_here, standing, touched
 from convgen.operations.spare import with_spare
 
 MADE = -1  # as a source: what the part before made
@@ -343,21 +344,35 @@ class Fused(Operation):
 
     def work(self, way: int, at: At) -> Work:
         """Flops of all parts, each with its rim; what lies between is no element of the row."""
-        return Work(sum(one.work.flops for one in self.undone(way, at)), touched(at, self.signatures[way]))
+        return Work(sum(one.work.flops for one in self._each(at)), touched(at, self.signatures[way]))
 
     def launches(self, way: int, at: At) -> tuple[Launch, ...]:
-        parts = self.undone(way, at)
+        """Part by part; or at once, where a bias takes nothing, as of rows that products add (program/biases.py)."""
+        parts = self._each(at)
         if self.epilogue is None and self.chain is None:
             return parts
-        work = Work(sum(one.work.flops for one in parts), touched(at, self.signatures[way]))
-        return (Launch(self.parts[0].operation, work, tuple(k for one in parts for k in one.operands)),)
+        first, second, *_ = parts
+        elements, flops = touched(at, self.signatures[way]), sum(one.work.flops for one in parts)
+        if second.operation.adds_along is not None and second.operation.adds_along == first.operation.bias_along:
+            elements -= prod(read_here(at, second.operands[0]))
+            flops -= second.work.flops
+        return (Launch(first.operation, Work(flops, elements), tuple(k for one in parts for k in one.operands)),)
 
-    def undone(self, way: int, at: At) -> tuple[Launch, ...]:
-        """Part by part."""
+    def _each(self, at: At) -> tuple[Launch, ...]:
         return tuple(
             Launch(link.operation, link.operation.work(0, here), tuple(s for s in link.sources if s != MADE))
             for link, here in self.standing_parts(at)
         )
+
+    def undone(self, way: int, at: At) -> tuple[Launch, ...]:
+        """Part by part."""
+        found: list[Launch] = []
+        for link, here in self.standing_parts(at):
+            for one in link.operation.undone(0, here):
+                read = [link.sources[k] for k in one.operands]
+                others = tuple(s for s in read if s != MADE)
+                found.append(replace(one, operands=others, hands_on=one.hands_on and MADE not in read))
+        return tuple(found)
 
     def standing_parts(self, at: At) -> Iterator[tuple[Link, At]]:
         """Where each part stands, for blocks of the last result's indices; numbers, or arrays over ranks."""

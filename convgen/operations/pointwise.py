@@ -153,6 +153,13 @@ class Pointwise(Operation):
     def writes_over(self) -> bool:
         return self.function in ("relu", "add") and not self.settings and self.shapes[0] == self.shape
 
+    @property
+    def adds_along(self) -> int | None:
+        if self.function != "add" or self.settings or self.shapes[0] != self.shape or len(self.shapes[1]) != 1:
+            return None
+        (d,) = self._places[1]
+        return d if self.shapes[1] == (self.shape[d],) else None
+
     @cached_property
     def sloped(self) -> Sloped:
         """How it is differentiated."""
@@ -192,7 +199,7 @@ class Pointwise(Operation):
             return self.launches(way, at)
         summed = tuple(k for k, shape in enumerate(self.shapes) if shape != self.shape)
         read, made = prod(at.extent(i) for i in numbered(len(self.shape))), sum(prod(read_here(at, k)) for k in summed)
-        return (Launch(self, Work(read, read + made), summed),)
+        return (Launch(self, Work(read, read + made), summed, hands_on=True),)
 
     def as_epilogue(self, k: int) -> EpilogueStep | None:
         """Of what the first operand is, with vectors over channels, or tensors of its shape, as the others."""

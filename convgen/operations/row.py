@@ -275,6 +275,11 @@ class Operation(ABC):
         """Of a product, the dimension of its result over which ATen adds a vector to it before it rounds."""
         return None
 
+    @property
+    def adds_along(self) -> int | None:
+        """Of the sum of a tensor and a vector, the dimension over which the vector is; None of anything else."""
+        return None
+
     def adds_bias(self, way: int, at: At, *operands: Any) -> bool:
         """Whether `local` and `kept` take that vector, of a rank's part, behind the operands; `vjp` never reads it."""
         return False
@@ -398,11 +403,13 @@ class Launch:
     Attributes:
         operation: what it is of.
         operands: numbers of the row's that it reads, beside what the one before has made.
+        hands_on: gradients of all else that it reads are its result's as it is.
     """
 
     operation: Operation
     work: Work
     operands: tuple[int, ...]
+    hands_on: bool = False
 
 
 def repeats(launches: Sequence[Launch], asked: Collection[int], derived: Collection[int] = ()) -> list[int]:
@@ -415,8 +422,8 @@ def repeats(launches: Sequence[Launch], asked: Collection[int], derived: Collect
     found: list[int] = []
     wants = False  # what was made before
     for one in launches:
-        gradients = sum(k in asked and k not in derived for k in one.operands) + wants
-        wants = gradients > 0 or any(k in asked for k in one.operands)
+        gradients = sum(k in asked and k not in derived for k in one.operands) + (wants and not one.hands_on)
+        wants = wants or any(k in asked for k in one.operands)
         found.append({"each": gradients, "once": int(wants), "none": 0}[one.operation.passes])
     return found
 

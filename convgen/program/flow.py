@@ -34,6 +34,7 @@ class Local:
         operands: of a gradient, those whose vjp it is.
         part: of a row whose halo travels meanwhile: its interior, or its boundary; or a chunk.
         chunk: its number, from 1.
+        rides: of a bias, its product has added it.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Local:
     operands: tuple[int, ...] = ()
     part: Literal["whole", "interior", "boundary", "chunk"] = "whole"
     chunk: int = 0
+    rides: bool = False
 
     @property
     def title(self) -> str:
@@ -93,7 +95,8 @@ def _rows(program: Program, start: int, stop: int) -> Iterator[Flow]:
     for i, row in [*enumerate(program.rows)][start:stop]:
         for j in first.get(i, ()):
             yield from _started(Local(label(program.rows[j]), j, program.rows[j]), moved.get((j, "fetch"), []))
-        yield from _rest(Local(label(row), i, row), moved.get((i, "fetch"), []), moved.get((i, "store"), []))
+        whole = Local(label(row), i, row, rides=i in program.riding)
+        yield from _rest(whole, moved.get((i, "fetch"), []), moved.get((i, "store"), []))
 
 
 def _started(whole: Local, fetch: list[Moved]) -> Iterator[Start]:

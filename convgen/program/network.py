@@ -16,6 +16,7 @@ from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Axes
 from convgen.algebra.redistribute import Conversion
 from convgen.operations.bound import Bound
+from convgen.program.biases import Biased, biased, leaves, products_of_biases, stays
 from convgen.program.rows import Chain, PlacedRow, Stored, reads_of
 from convgen.program.shared import in_order, shared
 from convgen.program.types import RowTypes, types_of_rows, values_under
@@ -138,6 +139,24 @@ class Program:
         outputs, wanted = [v for _, v in self.outputs], self.differentiable(of_inputs=True)
         rows = [(row.bound, row) for row in self.rows]
         return types_of_rows(self.autocast, self.types, rows, outputs, summed, wanted)
+
+    @cached_property
+    def products_of_biases(self) -> Mapping[int, int]:
+        """By number of a bias's row that of the product that may add it."""
+        kinds = {n: v.kind for n, v in self.values.items()}
+        read_behind = {v for _, v in (*self.outputs, *self.updates)}
+        return products_of_biases([row.bound for row in self.rows], kinds, read_behind)
+
+    @cached_property
+    def biased(self) -> tuple[Biased, ...]:
+        """What each row has to do with a bias."""
+        return biased([row.bound for row in self.rows], self.products_of_biases)
+
+    @cached_property
+    def riding(self) -> frozenset[int]:
+        """Numbers of biases that their products add."""
+        each = self.products_of_biases.items()
+        return frozenset(i for i, product in each if stays(self.rows[i]) and leaves(self.rows[product]))
 
     @property
     def row_types(self) -> tuple[RowTypes, ...]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from convgen.operations.autocast import taken_as
 from convgen.operations.rimmed import Rimmed
 
-from .biases import LOW, WithBias, added_before, biases_of
+from .biases import WithBias, added_before, biases_of
 from .chunks import Chunked
 from .conversions import named, within
 from .group_norms import norms_at_once
@@ -75,8 +75,7 @@ class Actions:
         self.keep |= {key for kind, key in at_once if kind == "vjp"}
         self.by_tiles = {key for n in norms for key in n.by_tiles}
         self._codes: dict[Any, Any] = {}
-        low = ctx.low is not None or any(kind in LOW for kind in ctx.net.types.values())
-        self.biases = biases_of(steps, self.stands) if low else {}
+        self.biases = biases_of(steps, self.stands)
         self._added = {line.key: self.stands[line.key] for line in self.biases.values()}
         self.stands |= {label: added_before(stand) for label, stand in self._added.items()}
         self._surrounded: dict[tuple[str, int], Box] = {}

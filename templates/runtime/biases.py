@@ -1,10 +1,10 @@
-"""Products that add the bias of the row behind them before they round, as ATen's do in bfloat16 and float16.
+"""Products that add the bias of the row behind them, as ATen's do: in one call, and before they round.
 
     step                its row says            here
     product             x * w, rounded          x * w + bias, rounded
     bias                + bias, rounded again   what the product has made
 
-Backward is as the rows say: neither gradient reads the sum. In float32 and float64 both rows are as they say.
+Backward is as the rows say: neither gradient reads the sum. Prices say the same (program/biases.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from convgen.operations.pointwise import Pointwise
@@ -22,8 +21,6 @@ from convgen.operations.row import At
 from .listing import Line, Steps
 from .local_code import LocalCode
 from .rows import Stand
-
-LOW = (torch.bfloat16, torch.float16)
 
 
 class AddedBefore(Pointwise):
@@ -66,14 +63,11 @@ def biases_of(steps: Steps, stands: Mapping[str, Stand]) -> dict[str, Line]:
 
 def _is_bias(product: Stand, bias: Stand) -> bool:
     """Whether a row adds a vector to a product, and nothing moves between them."""
-    of = bias.operation
     whole = all(r.row.early is None and r.row.chunks is None for r in (product, bias))
-    if type(of) is not Pointwise or not whole or any((*product.store, *bias.fetch, *bias.store)):
+    if not whole or any((*product.store, *bias.fetch, *bias.store)):
         return False
-    if of.function != "add" or of.settings or of.shapes[0] != of.shape or len(of.shapes[1]) != 1:
-        return False
-    d = (of.places[1:] or ((),))[0] or (len(of.shape) - 1,)  # which () means
-    return of.shapes[1] == (of.shape[d[0]],) and product.operation.bias_along == d[0]
+    along = bias.operation.adds_along
+    return along is not None and product.operation.bias_along == along
 
 
 class WithBias:
@@ -94,7 +88,7 @@ class WithBias:
         if self.may:
             parts = code.cut(stand.taken(given))
             _, b = self.bias.stand.taken((parts[0], vector))
-            same = parts[0].dtype in LOW and all(t.dtype == parts[0].dtype for t in (*parts, b))
+            same = all(t.dtype == parts[0].dtype for t in (*parts, b))
             if same and stand.operation.adds_bias(stand.row.way, code.at, *parts):
                 (y,), kept = code.forward(*given, behind=(self.bias.stand.cut(1, b, self.bias.boxes[1], self.bias.at),))
                 return y, kept

@@ -105,6 +105,8 @@ class SGD(torch.optim.Optimizer):
 class OnMesh:
     """An operation whose local code runs on a core group: the same calls, with arrays of the mesh behind them."""
 
+    bias_along = None  # biases are programs of their own
+
     def __init__(self, operation: Operation, group: CoreGroup, label: str) -> None:
         self._own, self._group, self._label = operation, group, label
 
@@ -123,9 +125,6 @@ class OnMesh:
 
     def has_vjp(self, way: int, at: At, *operands: Tensor) -> bool:
         return True
-
-    def adds_bias(self, way: int, at: At, *operands: Tensor) -> bool:
-        return False
 
     def kept_over(
         self, way: int, at: At, wanted: Sequence[bool], *operands: Tensor

@@ -84,9 +84,9 @@ def _recomputed(one: Fitted, budget: int, states: int, machine: Machine, dtype: 
     walk, wanted = one.walk or fullest(program, states), program.differentiable(of_inputs=False)
     takes: dict[Stretch, int] = {}
     for s in stretches(program):
-        rows = [(program.rows[i], program.row_types[i]) for i in range(s.start, s.stop)]
-        twice = (row_cost(row, price, types, asked(row.bound, wanted), again=True) for row, types in rows)
-        once = (row_cost(row, price, types, asked(row.bound, wanted)) for row, types in rows)
+        rows = [(program.rows[i], program.row_types[i], program.biased[i]) for i in range(s.start, s.stop)]
+        twice = (row_cost(row, price, types, asked(row.bound, wanted), bias, again=True) for row, types, bias in rows)
+        once = (row_cost(row, price, types, asked(row.bound, wanted), bias) for row, types, bias in rows)
         takes[s] = sum(map(sum, twice)) - sum(map(sum, once))
     chosen: tuple[Stretch, ...] = ()
     peak = one.peak

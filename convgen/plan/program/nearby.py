@@ -272,11 +272,12 @@ class Nearby:
         bound = row.bound
         learnt = tuple(v in self.learnt for v in bound.reads)
         several = tuple(bound.reads.index(v) for v in bound.reads), tuple(bool(v) for v in bound.makes)
-        return bound.operation, self.start.row_types[i], tuple(asked(bound, self.wanted)), learnt, several
+        types, bias = self.start.row_types[i], self.start.biased[i]
+        return bound.operation, types, bias, tuple(asked(bound, self.wanted)), learnt, several
 
     def _cost(self, i: int, row: PlacedRow) -> int:
-        types = self.start.row_types[i]
-        return sum(row_cost(row, self.price, types, asked(row.bound, self.wanted), learnt=self.learnt))
+        types, bias = self.start.row_types[i], self.start.biased[i]
+        return sum(row_cost(row, self.price, types, asked(row.bound, self.wanted), bias, learnt=self.learnt))
 
 
 def _gradients(row: PlacedRow) -> dict[str, Way]:

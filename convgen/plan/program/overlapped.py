@@ -148,10 +148,11 @@ def worth_starting(program: Program, how: StartHalos, price: Price, *, of_inputs
 
 
 def _local(program: Program, price: Price, of_inputs: bool) -> dict[int, float]:
-    """By row, seconds of its local work, forward and backward."""
+    """By row, seconds of its local work, forward and backward; a bias's are its product's."""
     found: dict[int, float] = {}
     steps: list[Flow] = [*forward(program), *backward(program, of_inputs=of_inputs)]
     for step in steps:
         if isinstance(step, Local):
-            found[step.row] = found.get(step.row, 0.0) + float(local_seconds(price, step).max())
+            row = program.products_of_biases.get(step.row, step.row)
+            found[row] = found.get(row, 0.0) + float(local_seconds(price, step).max())
     return found

@@ -40,6 +40,7 @@ from convgen.plan.program.candidates import (
 )
 from convgen.plan.program.products import MOST, best_ways
 from convgen.plan.program.tables import Answer, Asking, Choice, Option, Question, Table, choices, fastest, placed
+from convgen.program.biases import biased, products_of_biases
 from convgen.program.network import Program, Value, asked, differentiable, smooth
 from convgen.program.rows import PlacedRow, Stored, kept, serves
 from convgen.program.types import RowTypes, types_of_rows, values_under
@@ -177,6 +178,9 @@ class Search:
         own = differentiable(kinds, self.rows, of_inputs=parts.of_inputs)
         self.wanted = own & smooth(kinds, self.rows, [v for _, v in self.outputs])
         self.types, self.row_types = self._typed()
+        read_behind = {v for _, v in (*self.outputs, *self.updates)}
+        own_kinds = {n: t.kind for n, t in self.tensors.items()}
+        self.biased = biased(self.rows, products_of_biases(self.rows, own_kinds, read_behind))
         self._bytes: dict[object, Table] = {}
         self.shown = outputs_of_layers(self.rows, self.outputs)
         self.domains = self._domains()
@@ -257,13 +261,13 @@ class Search:
         )
         wanted = tuple(asked(bound, self.wanted))
         learnt = tuple(self.tensors[v].kind == "parameter" for v in bound.reads)
-        types = self.row_types[i]
-        key = bound.operation, operands, results, wanted, learnt, types, self.counted, self.effort
+        types, bias = self.row_types[i], self.biased[i]
+        key = bound.operation, operands, results, wanted, learnt, types, bias, self.counted, self.effort
         if (found := self.asked.questions.get(key)) is None:
             ways = self.ways.get(i) or self._ways(bound.operation, operands, results, self.effort.others)
             gradients = tuple(self._gradients(bound.operation, operands, results, ways))
             options = tuple(o for way in ways for o in self._options(bound.operation, operands, way, gradients))
-            rest = wanted, learnt, types, self.counted
+            rest = wanted, learnt, types, self.counted, bias
             found = Question(bound.operation, operands, results, options, gradients, *rest)
             self.asked.questions[key] = found
         return found

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,8 @@ from convgen.operations.bound import Bound
 from convgen.operations.row import Operation
 from convgen.plan.parts import Room
 from convgen.plan.program.candidates import Way
-from convgen.program.rows import PlacedRow, Stored, place, place_gradient, stored_by_name
+from convgen.program.biases import NONE, Biased
+from convgen.program.rows import PlacedRow, Stored, converted, place, place_gradient, stored_by_name
 from convgen.program.types import RowTypes
 
 Table = NDArray[np.int64]
@@ -49,6 +51,7 @@ class Question:
         learnt: by operand, whether it is a parameter.
         types: of what it moves and makes.
         room: what is counted of memory.
+        bias: what it has to do with one.
         again: whether operands that were gathered are not kept for backward, and gathered again.
     """
 
@@ -61,6 +64,7 @@ class Question:
     learnt: tuple[bool, ...]
     types: RowTypes
     room: Room
+    bias: Biased = NONE
     again: bool = False
 
     @property
@@ -181,12 +185,16 @@ class Asking:
         tensors = price.tensors(signature)
         local = price.of(types.local).local(q.operation, number, dict(roles))
         total = np.full(self.shape, local, dtype=np.int64)
+        moves = np.zeros(self.shape, dtype=np.bool_)  # what a bias reads or makes
+        bias = q.bias if price.machine.adds_biases else NONE
         vjp: dict[int, Table] = {}
         for k, operand in enumerate(signature.inputs):
             sets = tensors[operand.name]
             wants = price.wants(signature, operand, roles)
             stored = self._stored(k, parameters)
             total += self._spread(price.of(types.fetch[k]).fetched(sets, stored, wants), k)
+            if bias.is_bias:
+                moves |= self._spread(np.array([bool(converted(sets, Layout(NAME, s), wants)) for s in stored]), k)
             if operand.gradient and q.wanted[k]:
                 found = price.gradient(signature, operand, roles)
                 back, here = (
@@ -202,9 +210,17 @@ class Asking:
             makes = price.wants(signature, result, roles)
             made = price.of(types.store[j]).reduced(sets, makes, stored, signature.reduction)
             total += self._spread(made, j, result=True)
+            if bias != NONE:
+                goes = np.array([bool(converted(sets, makes, Layout(NAME, s))) for s in stored])
+                moves |= self._spread(goes, j, result=True)
+            if bias.behind is not None:
+                passes = [price.of(types.local).over_stored(bias.behind, s) for s in stored]
+                total += np.where(moves, self._spread(np.array(passes), j, result=True), 0)
             if result.gradient:
                 dy = price.of(types.given[j]).fetched(sets, stored, replace(makes, partial=()))
                 given += self._spread(dy, j, result=True)
+        if bias.is_bias:
+            total -= np.where(moves, 0, local)
         own: dict[str, tuple[Table, list[Way]]] = {}
         for name, ways in q.gradients:
             k = self.numbers[name]
@@ -336,7 +352,7 @@ class Asking:
                 table = table + fetched(operand, source)
         return table + collected() if self.numbers[name] in parameters else table
 
-    def _spread(self, costs: Table, k: int, *, result: bool = False) -> Table:
+    def _spread(self, costs: NDArray[Any], k: int, *, result: bool = False) -> NDArray[Any]:
         """A vector over an operand's candidates, or a result's, beside those of the others; a parameter has one."""
         if not result and k not in self.places:
             return costs[0]

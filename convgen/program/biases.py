@@ -1,0 +1,79 @@
+"""Biases that products add as they compute: rows that launch nothing and go over nothing of their own.
+
+    %y_sum = conv_forward %x, %w
+    %y = add %y_sum, %bias              --->   one call of local code (templates/runtime/biases.py)
+
+So it is where nothing else reads the sum, and nothing moves between the two rows: a product that stores what it makes
+otherwise, as partial sums, makes the bias a pass of its own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from convgen.operations.bound import Bound
+from convgen.operations.row import Operation
+from convgen.program.rows import PlacedRow
+
+THERE = ("parameter", "buffer", "constant")  # before any row is
+
+
+class Biased(NamedTuple):
+    """What a row has to do with a bias.
+
+    Attributes:
+        is_bias: its product may add it.
+        behind: of a product, its bias.
+    """
+
+    is_bias: bool = False
+    behind: Operation | None = None
+
+
+NONE = Biased()
+
+
+def products_of_biases(
+    bounds: Sequence[Bound], kinds: Mapping[str, str], read_behind: Collection[str]
+) -> dict[int, int]:
+    """By number of a bias's row that of its product.
+
+    Args:
+        kinds: of values, as a program has them.
+        read_behind: outputs, and what buffers become.
+    """
+    makers = {v: i for i, bound in enumerate(bounds) for v in bound.makes if v}
+    readers = Counter(v for bound in bounds for v in bound.reads)
+    found: dict[int, int] = {}
+    for i, bound in enumerate(bounds):
+        along = bound.operation.adds_along
+        if along is None or (product := makers.get(bound.reads[0])) is None:
+            continue
+        alone = readers[bound.reads[0]] == 1 and bound.reads[0] not in read_behind
+        if alone and kinds[bound.reads[1]] in THERE and bounds[product].operation.bias_along == along:
+            found[i] = product
+    return found
+
+
+def biased(bounds: Sequence[Bound], products: Mapping[int, int]) -> tuple[Biased, ...]:
+    """Of each row.
+
+    Args:
+        products: as `products_of_biases` has them.
+    """
+    found = [NONE] * len(bounds)
+    for i, product in products.items():
+        found[i], found[product] = Biased(is_bias=True), Biased(behind=bounds[i].operation)
+    return tuple(found)
+
+
+def stays(row: PlacedRow) -> bool:
+    """Whether a bias reads its product's result where it is, and leaves it there."""
+    return not (any((*row.fetch, *row.store)) or row.is_cut)
+
+
+def leaves(row: PlacedRow) -> bool:
+    """Whether a product's result stays where it is made, all of it at once."""
+    return not (row.store[0] or row.is_cut)
