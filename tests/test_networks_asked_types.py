@@ -239,6 +239,16 @@ def test_a_gpus_package_is_refused_where_its_autocast_is_another() -> None:
         assert ("a GPU's takes" in files.package().files["network.py"]) == refused
 
 
+def test_a_padding_that_a_convolution_takes_in_is_asked_for_nothing() -> None:
+    def padded(m: Any, x: Tensor) -> Tensor:
+        y = m.a(F.pad(x, (1, 1, 1, 1)))
+        return F.normalize(y.float(), dim=1).type_as(y)
+
+    graph, _ = graph_of(Asks(padded), (torch.randn(2, 4, 6, 6),), name="padded")
+    one = compile_network(graph, Grid((("H", 2),)), target=read_target("cuda:sm_90"))
+    assert graph.asks and "network.py" in one.package().files
+
+
 @pytest.mark.parametrize("then", [casts, limits, branches], ids=lambda f: f.__name__)
 def test_a_graphs_file_says_what_is_asked(then: Forward, tmp_path: Path) -> None:
     graph, _ = graph_and_tensors(then)
