@@ -74,6 +74,23 @@ class Small(nn.Module):
         return self.second(self.first(x).relu())
 
 
+class Mixed(nn.Module):
+    """A norm of groups, a mask, rows element by element, a transposed convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.norm, self.drop = nn.Conv2d(16, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.Dropout(0.25)
+        self.scale, self.up = nn.Parameter(torch.ones(16, 1, 1)), nn.ConvTranspose2d(16, 8, 2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.drop(nn.functional.silu(self.norm(self.a(x))))
+        return self.up(x + 0.5 * (self.scale * nn.functional.max_pool2d(y, 3, 1, 1)))
+
+
+def mixed() -> tuple[nn.Module, Tensor]:
+    return Mixed(), torch.randn(4, 16, 8, 6)
+
+
 @contextmanager
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, list[Any]]]:
     """A network's package, and what a rank of it launches in a step."""
@@ -102,8 +119,13 @@ def kinds(runtime: Any, launches: list[Any]) -> set[str]:
 
 @pytest.mark.parametrize(
     ("made", "grid", "dtype"),
-    [(unet, {"H": 2}, "bfloat16"), (resnet, {"N": 2}, "float32"), (unet, {"C": 2}, "bfloat16")],
-    ids=["unet-H", "resnet-N", "unet-C"],
+    [
+        (unet, {"H": 2}, "bfloat16"),
+        (resnet, {"N": 2}, "float32"),
+        (unet, {"C": 2}, "bfloat16"),
+        (mixed, {"H": 2}, "bfloat16"),
+    ],
+    ids=["unet-H", "resnet-N", "unet-C", "mixed-H"],
 )
 def test_what_is_compiled_is_what_a_step_launches(
     made: Any, grid: dict[str, int], dtype: str, device: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -129,6 +151,8 @@ def test_what_is_compiled_is_what_a_step_launches(
         # Of two addends in a wide type torch.distributed makes the sum, and virtual ranks' transport a kernel.
         step = [a for a in launched if a.constants.get("PIECES") != 2 or a.args[0].dtype != torch.float32]
         assert kinds(runtime, ahead) == kinds(runtime, step)
+        files = {a.module.__name__.rpartition(".")[2].partition("_")[0] for a in ahead}
+        assert made is not mixed or files >= {"convolution", "norm", "chain", "draws"}
 
 
 def hits_of(launches: list[Any]) -> list[bool]:
