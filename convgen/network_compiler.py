@@ -46,7 +46,7 @@ from convgen.plan.parts import Parts, Tensor
 from convgen.plan.program.by_timeline import by_timeline
 from convgen.plan.program.edited import ProgramText, in_flight, laid_out, refuse_forms
 from convgen.plan.program.overlapped import overlapped
-from convgen.plan.program.ranks import NetworkPlan, check_ranks, of_samples, plan_counted, plan_network, plan_on
+from convgen.plan.program.ranks import NetworkPlan, check_ranks, plan_counted, plan_network, plan_on
 from convgen.plan.program.refusal import refusal
 from convgen.plan.program.search import TooLittleMemory
 from convgen.plan.program.written import program_of
@@ -406,8 +406,7 @@ def plan_graph(
             plan = plan_counted(parts, ranks, machine, dtype, room, setting.recompute, told)
         if setting.by_step:
             one = without_idle(plan.program.grid)
-            beside = of_samples(plan, parts, ranks, machine, dtype) if grid is None else []
-            plan = by_timeline(plan, lambda machine: on_one(one, machine), machine, dtype, beside)
+            plan = by_timeline(plan, lambda machine: on_one(one, machine), machine, dtype)
     except TooLittleMemory as error:
         raise refusal(error, parts, ranks, graph.batch, setting, dtype) from None
     graph, described, program = _with_statistics(graph, described, plan.program, setting.statistics, "auto", made_for)

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import prod
+from string import ascii_lowercase
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +26,7 @@ from convgen.algebra.redistribute import Conversion, redistribute
 from convgen.algebra.tensors import Dim, Rows, Tensor
 
 NAME = "t"
+PLAIN = tuple(ascii_lowercase)
 
 
 @dataclass(frozen=True)
@@ -41,8 +44,7 @@ class Side:
         return self._hash
 
 
-@dataclass(frozen=True, slots=True)
-class Rest:
+class Rest(NamedTuple):
     """A dimension that a conversion leaves alone, and how it lies."""
 
     side: Side
@@ -54,8 +56,7 @@ class Rest:
         return Layout(NAME, (self.axes,), (self.window,))
 
 
-@dataclass(frozen=True)
-class Involved:
+class Involved(NamedTuple):
     """A conversion's part of the grid and of the tensor.
 
     Attributes:
@@ -136,7 +137,46 @@ def converted(sets: IndexSets, src: Layout, dst: Layout) -> tuple[Conversion, ..
 
 @lru_cache(maxsize=1 << 16)
 def small_chain(sets: IndexSets, src: Layout, dst: Layout) -> tuple[Conversion, ...]:
-    return redistribute(sets, src, dst)
+    if (plain := plainly(sets, src, dst)) is None:
+        return redistribute(sets, src, dst)
+    names = sets.grid.names
+    return tuple(
+        [
+            replace(c, over=_renamed(c.over, names), src=_with_names(c.src, names), dst=_with_names(c.dst, names))
+            for c in small_chain(*plain)
+        ]
+    )
+
+
+def plainly(sets: IndexSets, src: Layout, dst: Layout) -> tuple[IndexSets, Layout, Layout] | None:
+    """The same of a tensor alone on axes that are called by their places, of which all are alike whatever their axes
+    are called; None: these are."""
+    grid = sets.grid
+    if grid.names == PLAIN[: len(grid.names)]:
+        return None
+    small = one_tensor(
+        tuple(zip(PLAIN, grid.sizes.values(), strict=False)),
+        sides_of(sets, NAME),
+        virtual_padding=sets.virtual_padding,
+    )
+    return small, _with_names(src, grid.names, back=False), _with_names(dst, grid.names, back=False)
+
+
+def plain_axes(axes: Axes, grid: Grid) -> Axes:
+    """Axes of a grid, called by their places."""
+    return tuple([PLAIN[grid.names.index(a)] for a in axes])
+
+
+def _renamed(axes: Axes, names: Axes) -> Axes:
+    return tuple([names[PLAIN.index(a)] for a in axes])
+
+
+@lru_cache(maxsize=1 << 15)
+def _with_names(layout: Layout, names: Axes, *, back: bool = True) -> Layout:
+    """A layout on axes of these names, from those called by their places; or to these."""
+    to = dict(zip(PLAIN, names, strict=False)) if back else dict(zip(names, PLAIN, strict=False))
+    axes = tuple([tuple([to[a] for a in some]) for some in layout.axes])
+    return Layout(layout.tensor, axes, layout.windows, tuple([to[a] for a in layout.partial]))
 
 
 def _whole(like: Layout, small: Layout, changed: Sequence[int], grid: Grid, partial: Axes) -> Layout:
@@ -158,6 +198,8 @@ def collected(sets: IndexSets, found: Layout, stored: Layout) -> tuple[Conversio
 @lru_cache(maxsize=1 << 16)
 def collected_over(sets: IndexSets, found: Layout, stored: Layout) -> Axes:
     """Axes along which parts of a gradient move."""
+    if (plain := plainly(sets, found, stored)) is not None:
+        return _renamed(collected_over(*plain), sets.grid.names)
     return sets.reached(found, stored, frozenset({*found.used, *found.partial}), range(len(found.axes)))
 
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from convgen.algebra.blocks import most
 from convgen.algebra.layout import Axes
@@ -73,16 +73,14 @@ class Operand:
         return f"{self.name}[{', '.join(map(str, self.dims))}]"
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """How one dimension of a value lies on a grid: blocks over `axes` of what `made` says, or rows read for them."""
 
     axes: Axes
     relation: Relation | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(NamedTuple):
     """What a rank holds of an operand in a row: a piece a dimension; one addend of the sum over `partial`."""
 
     pieces: tuple[Piece, ...]

@@ -15,14 +15,15 @@ import numpy as np
 from convgen.algebra.index_sets import IndexSets
 from convgen.algebra.involved import NAME, converted
 from convgen.algebra.layout import Axes, Layout
-from convgen.algebra.redistribute import Conversion
+from convgen.algebra.redistribute import Conversion, Kind
 from convgen.algebra.signature import Reduction, Signature
 from convgen.algebra.space import Space
 from convgen.algebra.tensors import Tensor
 from convgen.algebra.wants import layouts
+from convgen.cost.busiest import Counts
 from convgen.cost.machine import Machine
 from convgen.cost.model import Model, StepCost
-from convgen.cost.moving import Counts, Moves, Priced
+from convgen.cost.moving import Moves, Priced
 from convgen.cost.rows import Price, held
 from convgen.operations.row import Operation
 from convgen.program.build import bias_layout
@@ -45,8 +46,8 @@ def sent_bytes(price: int) -> int:
 class _Sent(Moves):
     """Conversions by the bytes that a rank sends."""
 
-    def _measured(self, c: Conversion, sent: int, modelled_s: float) -> Priced:
-        found = super()._measured(c, sent, modelled_s)
+    def _measured(self, kind: Kind, over: Axes, sent: int, modelled_s: float) -> Priced:
+        found = super()._measured(kind, over, sent, modelled_s)
         return Priced(sent, sent * self.element_bytes * SENT + found.ps // TOOK)
 
 

@@ -22,7 +22,9 @@ rings as in NCCL's own model (src/graph/tuning.cc: steps inside nodes and betwee
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
+from math import inf, prod
 from typing import NamedTuple
 
 import numpy as np
@@ -54,6 +56,34 @@ class LineRound(NamedTuple):
     share: float
     adds: bool
     lines: tuple[Line, ...]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Loads:
+    """What the messages of an exchange load links with.
+
+    Attributes:
+        peers: by level, the most messages that a rank sends, or receives.
+        busy: by level, what a rank sends in all, or receives: of each rank, those alike once.
+        fullest: of levels that are shared, what the fullest link out of a unit carries, or into it.
+    """
+
+    peers: tuple[int, ...]
+    busy: NDArray[np.float64]
+    fullest: tuple[tuple[int, float], ...]
+
+    def line(self, levels: tuple[Level, ...], unit: int = 1) -> tuple[float, float]:
+        """Seconds until all messages are started, and those that the bytes take.
+
+        Args:
+            unit: bytes of what is counted.
+        """
+        start, busy = 0.0, np.zeros(self.busy.shape[1])
+        for level, peers, some in zip(levels, self.peers, self.busy, strict=True):
+            start += peers * level.latency_s
+            busy += some * unit / level.bytes_per_s
+        shared = [n * unit / (levels[j].shared_bytes_per_s or inf) for j, n in self.fullest]
+        return start, max([float(busy.max()), *shared])
 
 
 class Links:
@@ -131,33 +161,26 @@ class Links:
     def exchange_line(self, src: Ranks, dst: Ranks, sizes: Ranks) -> tuple[float, float]:
         """Seconds until all messages are started, and those that the bytes take: of n times the bytes n times as
         many."""
-        crossed = self.level(src, dst)
-        latency = 0.0
-        busy = np.zeros((2, self.grid.ranks))
-        for i, level in enumerate(self.levels):
-            here = crossed == i
-            peers, sent = self._ends(src[here], dst[here], sizes[here])
-            latency += int(peers.max()) * level.latency_s
-            busy += sent / level.bytes_per_s
-        return latency, max([float(busy.max()), *self._shared(src, dst, sizes, crossed)])
+        return self.loads(src, dst, sizes, self.level(src, dst)).line(self.levels)
 
-    def _ends(self, src: Ranks, dst: Ranks, sizes: Ranks) -> tuple[Ranks, Ranks]:
-        """[sent or received, rank]: messages and bytes."""
-        ranks = self.grid.ranks
-        count = np.stack([np.bincount(end, minlength=ranks) for end in (src, dst)])
-        total = np.stack([np.bincount(end, weights=sizes, minlength=ranks) for end in (src, dst)])
-        return count, total
+    def loads(self, src: Ranks, dst: Ranks, sizes: Ranks, crossed: Ranks) -> Loads:
+        """What messages that all travel at once load links with.
 
-    def _shared(self, src: Ranks, dst: Ranks, sizes: Ranks, crossed: Ranks) -> list[float]:
-        """Seconds that the fullest links out of, or into, a unit need, by level."""
-        found: list[float] = []
+        Args:
+            sizes: in any unit.
+            crossed: the level of each.
+        """
+        shape = len(self.levels), self.grid.ranks
+        ends = [crossed * self.grid.ranks + end for end in (src, dst)]
+        counts = np.stack([np.bincount(end, minlength=prod(shape)) for end in ends])
+        busy = np.concatenate([np.bincount(end, sizes, prod(shape)).reshape(shape) for end in ends], axis=1)
+        peers: list[int] = counts.reshape(2, *shape).max(axis=(0, 2)).tolist()
+        fullest: list[tuple[int, float]] = []
         for j, level in enumerate(self.levels):
-            out = crossed >= j
-            if level.shared_bytes_per_s is not None and out.any():
-                unit = self.units[j - 1]
-                fullest = max(float(np.bincount(unit[end[out]], weights=sizes[out]).max()) for end in (src, dst))
-                found.append(fullest / level.shared_bytes_per_s)
-        return found
+            if level.shared_bytes_per_s is not None and any(peers[j:]):
+                unit, out = self.units[j - 1], sizes * (crossed >= j)
+                fullest.append((j, max(float(np.bincount(unit[end], out).max()) for end in (src, dst))))
+        return Loads(tuple(peers), np.array([*{*zip(*busy.tolist(), strict=True)}]).T, tuple(fullest))
 
     def all_to_all(self, over: Axes, n: float) -> float:
         """Seconds of a direct all-to-all in which a rank sends n bytes, to each other member alike."""

@@ -12,7 +12,7 @@ from convgen.algebra.grid import Grid
 from convgen.algebra.index_sets import volume as volume_of
 from convgen.algebra.layout import Axes
 from convgen.algebra.redistribute import Kind
-from convgen.cost.moving import Counts, sent_elements
+from convgen.cost.busiest import Counts, sent_elements
 from convgen.cost.traffic import all_reduced
 from convgen.program.chunks import shares
 from convgen.program.flow import GRADIENTS, Flow, Start, backward, forward, is_of_operand

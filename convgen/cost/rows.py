@@ -19,14 +19,14 @@ from convgen.algebra.grid import Grid
 from convgen.algebra.index_sets import IndexSets
 from convgen.algebra.involved import NAME, one_tensor
 from convgen.algebra.layout import Axes, Layout
-from convgen.algebra.redistribute import Conversion
 from convgen.algebra.signature import Operand, Reduction, Signature
 from convgen.algebra.space import Space
 from convgen.algebra.wants import layout
+from convgen.cost.busiest import Counts
 from convgen.cost.local import rows_flops_per_s
 from convgen.cost.machine import LocalTimes, Machine
 from convgen.cost.measured_steps import Work as StepWork
-from convgen.cost.moving import PICOSECONDS, Counts, Moves
+from convgen.cost.moving import PICOSECONDS, Moves
 from convgen.cost.network import element_bytes
 from convgen.cost.work import most_work
 from convgen.errors import InputError
@@ -64,6 +64,7 @@ class Price:
         self._tensors: dict[Signature, dict[str, IndexSets]] = {}
         self._phases: dict[tuple[Operation, int, Roles], tuple[float | None, ...]] = {}
         self._measured: dict[object, float | None] = {}
+        self._local: dict[object, int] = {}
         self._layouts: dict[tuple[Signature, str, Roles, bool], Layout] = {}
         self._stored: dict[Stored, Layout] = {}
         self._vectors: dict[tuple[str, IndexSets, Layout, tuple[Stored, ...]], Counts] = {}
@@ -118,6 +119,19 @@ class Price:
             asked: of its vjp instead, for these operands.
             derived: those of them whose gradients rows of their own make.
         """
+        key = operation, way, tuple(roles.items()), None if asked is None else tuple(asked), tuple(derived)
+        if (known := self._local.get(key)) is None:
+            known = self._local[key] = self._find_local(operation, way, roles, asked, derived)
+        return known
+
+    def _find_local(
+        self,
+        operation: Operation,
+        way: int,
+        roles: Mapping[str, Axes],
+        asked: Collection[int] | None,
+        derived: Collection[int],
+    ) -> int:
         if (known := self.measured_s(operation, way, roles, asked, derived)) is not None:
             return held(round(known * PICOSECONDS))
         if self.machine.timed is not None and operation.convolves is not None:
@@ -308,14 +322,9 @@ class Price:
         Args:
             parameter: whether the result is a parameter's gradient.
         """
-        moves = self.moves
 
         def to(there: Layout) -> int:
-            if reduction == "sum" or not made.partial:
-                return moves.chain(sets, made, there)
-            whole = replace(made, partial=())
-            first = Conversion("all_gather", made.partial, made, whole, reduction)
-            return moves.conversion(sets, first) + moves.chain(sets, whole, there)
+            return self.moves.reduced(sets, made, there, reduction)
 
         return self._vector(reduction, sets, made, stored, to, parameter=parameter)
 

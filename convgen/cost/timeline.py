@@ -33,6 +33,7 @@ from convgen.cost.local import rows_flops_per_s
 from convgen.cost.machine import Machine
 from convgen.cost.moving import PICOSECONDS, Moves
 from convgen.cost.network import bucket_record
+from convgen.cost.routes import forget_routes
 from convgen.cost.rows import Price, price_on
 from convgen.cost.work import work_by_rank
 from convgen.operations.row import Operation, repeats
@@ -324,8 +325,9 @@ def bucket_seconds(program: Program, price: Price, bucket: Bucket, moved: Sequen
     return modelled * machine.over_model("all_reduce", price.grid.over(over), sent)
 
 
+@lru_cache(maxsize=1 << 13)
 def local_seconds(price: Price, local: Local) -> Seconds:
-    """By rank."""
+    """By rank. Not to be written to."""
     row = local.placed
     if local.rides and price.machine.adds_biases:
         return np.zeros(price.grid.ranks)
@@ -405,10 +407,11 @@ def _interior(row: PlacedRow, grid: Grid) -> tuple[Seconds, NDArray[np.int64]]:
 
 def forget() -> None:
     """Let go of what is remembered of steps and their prices, as of sizes that nobody asks for again."""
-    for known in (_conversion_seconds, _chunk_seconds, _busy_seconds, _copied, _held_result, _interior):
+    for known in (_conversion_seconds, _chunk_seconds, local_seconds, _busy_seconds, _copied, _held_result, _interior):
         known.cache_clear()
     for known in (price_on, index_sets, one_tensor, sides_of):
         known.cache_clear()
+    forget_routes()
 
 
 def exposed(timeline: Timeline) -> Iterator[Travelled]:

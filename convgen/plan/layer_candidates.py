@@ -22,8 +22,8 @@ from convgen.algebra.conv import PHASES, TENSORS
 from convgen.algebra.layout import Axes, Layout
 from convgen.algebra.roles import ORDER, Roles, default_nesting, settle_groups
 from convgen.algebra.signature import Signature
+from convgen.cost.busiest import Counts
 from convgen.cost.layer_price import LayerPrice
-from convgen.cost.moving import Counts
 from convgen.errors import InputError
 from convgen.operations.layer import convolution
 from convgen.plan.program.candidates import Way

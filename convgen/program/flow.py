@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from convgen.program.network import Bucket, Moved, Program, asked, gradients, label
+from convgen.program.network import Bucket, Moved, Program, asked, fetched, gradients, label, stored
 from convgen.program.rows import Chunks, PlacedRow
 from convgen.program.shared import in_order
 
@@ -86,17 +86,22 @@ def forward(program: Program) -> Iterator[Flow]:
 
 def _rows(program: Program, start: int, stop: int) -> Iterator[Flow]:
     """Rows [start, stop) of it."""
-    moved: dict[tuple[int, str], list[Moved]] = {}
-    for m in program.forward():
-        moved.setdefault((m.row, m.chain[0]), []).append(m)
     first: dict[int, list[int]] = {}  # by row, those whose halos are started before it
     for i, row in [*enumerate(program.rows)][start:stop]:
         first.setdefault(i - row.ahead, []).append(i)
     for i, row in [*enumerate(program.rows)][start:stop]:
         for j in first.get(i, ()):
-            yield from _started(Local(label(program.rows[j]), j, program.rows[j]), moved.get((j, "fetch"), []))
-        whole = Local(label(row), i, row, rides=i in program.riding)
-        yield from _rest(whole, moved.get((i, "fetch"), []), moved.get((i, "store"), []))
+            yield from _started(Local(label(program.rows[j]), j, program.rows[j]), [*fetched(program.rows[j], j)])
+        yield from _row(row, i, rides=i in program.riding)
+
+
+def _row(row: PlacedRow, number: int, *, rides: bool) -> tuple[Flow, ...]:
+    """A row by itself, but for the start of what is early. Programs of the same rows are asked for many times."""
+    if (found := row.flows.get((number, rides))) is None:
+        whole = Local(label(row), number, row, rides=rides)
+        steps = _rest(whole, [*fetched(row, number)], [*stored(row, number)])
+        found = row.flows[number, rides] = tuple(steps)
+    return found
 
 
 def _started(whole: Local, fetch: list[Moved]) -> Iterator[Start]:
@@ -159,7 +164,7 @@ def backward(program: Program, *, of_inputs: bool = False) -> Iterator[Flow]:
     for i, row in reversed([*enumerate(program.rows)]):
         if i in again:
             yield from _rows(program, again[i].start, again[i].stop)
-        steps = [*_gradients(row, i, asked(row.bound, wanted))]
+        steps = [*_gradients(row, i, tuple(asked(row.bound, wanted)))]
         if row.ahead and steps and isinstance(steps[-1], Wait):
             behind.setdefault(i - row.ahead, []).append(steps.pop())
         for step in (*steps, *behind.pop(i, ())):
@@ -181,15 +186,22 @@ def never_asked(program: Program) -> Iterator[Flow]:
         own, seen = dict(row.derived), asked(row.bound, wanted)
         every = [o.gradient or k in own for k, o in enumerate(row.signature.inputs)]
         if any(not seen[k] for k in own) or (row.chunks is not None and seen != every):
-            yield from _gradients(row, i, every)
+            yield from _gradients(row, i, tuple(every))
 
 
-def _gradients(row: PlacedRow, number: int, wanted: list[bool]) -> Iterator[Flow]:
-    """A row's gradients: what moves, and what is computed between. Those whose halo is early are finished behind the
+def _gradients(row: PlacedRow, number: int, wanted: tuple[bool, ...]) -> tuple[Flow, ...]:
+    """A row's gradients."""
+    if (found := row.flows.get((number, wanted))) is None:
+        found = row.flows[number, wanted] = tuple(_found(row, number, wanted))
+    return found
+
+
+def _found(row: PlacedRow, number: int, wanted: tuple[bool, ...]) -> Iterator[Flow]:
+    """What moves for a row's gradients, and what is computed between. Those whose halo is early are finished behind the
     others, last first, as autograd comes to their operands."""
     steps = [*gradients(row, number, wanted)]
     base, names = label(row), row.signature.inputs
-    derived = dict(in_order(row, tuple(wanted)))
+    derived = dict(in_order(row, wanted))
     between = row.between(wanted)
     if between and not any(chain is not None and wanted[k] for k, chain in enumerate(row.back)):
         yield Local(f"{base}.d{row.bound.operation.name}", number, row, between)
@@ -210,7 +222,7 @@ def _gradients(row: PlacedRow, number: int, wanted: list[bool]) -> Iterator[Flow
         yield from _rest(whole[k], fetch[k], store[k])
 
 
-def _vjp(row: PlacedRow, number: int, wanted: list[bool], steps: list[Moved]) -> Iterator[Flow]:
+def _vjp(row: PlacedRow, number: int, wanted: tuple[bool, ...], steps: list[Moved]) -> Iterator[Flow]:
     """Gradients that are made of local code's."""
     base, names = label(row), row.signature.inputs
     back = tuple(k for k, chain in enumerate(row.back) if chain is not None and wanted[k])

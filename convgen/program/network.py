@@ -186,11 +186,8 @@ class Program:
     def forward(self) -> Iterator[Moved]:
         """Conversions of the forward pass, in order."""
         for i, row in enumerate(self.rows):
-            for k, chain in enumerate(row.fetch):
-                yield from _named(chain, i, ("fetch", k), row.bound.reads[k], f"{label(row)}.{_name(row, k)}", row)
-            for k, chain in enumerate(row.store):
-                step = f"{label(row)}.{row.signature.results[k].name}" if k else label(row)
-                yield from _named(chain, i, ("store", k), row.bound.makes[k], step, row)
+            yield from fetched(row, i)
+            yield from stored(row, i)
 
     def backward(self, *, of_inputs: bool = False) -> Iterator[Moved]:
         """Conversions of the backward pass, in the order in which autograd comes to them.
@@ -251,6 +248,19 @@ def smooth(values: Mapping[str, tuple[str, bool]], rows: Sequence[Bound], output
             operands = zip(signature.inputs, bound.reads, strict=True)
             found |= {v for o, v in operands if o.gradient and values[v][1]}
     return frozenset(found)
+
+
+def fetched(row: PlacedRow, number: int) -> Iterator[Moved]:
+    """Conversions of what a row reads."""
+    for k, chain in enumerate(row.fetch):
+        yield from _named(chain, number, ("fetch", k), row.bound.reads[k], f"{label(row)}.{_name(row, k)}", row)
+
+
+def stored(row: PlacedRow, number: int) -> Iterator[Moved]:
+    """Conversions of what a row makes."""
+    for k, chain in enumerate(row.store):
+        step = f"{label(row)}.{row.signature.results[k].name}" if k else label(row)
+        yield from _named(chain, number, ("store", k), row.bound.makes[k], step, row)
 
 
 def gradients(row: PlacedRow, number: int, wanted: Sequence[bool]) -> Iterator[Moved]:

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from math import prod
+from typing import Any
 
 from convgen.algebra import involved
 from convgen.algebra.blocks import Uneven, groups_are_plain, span
@@ -95,6 +96,11 @@ class PlacedRow:
 
     def __hash__(self) -> int:  # rows are keys of every cache
         return self._hash
+
+    @cached_property
+    def flows(self) -> dict[object, tuple[Any, ...]]:
+        """What program/flow.py remembers of the row."""
+        return {}
 
     @property
     def signature(self) -> Signature:

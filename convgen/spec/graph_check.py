@@ -109,14 +109,23 @@ def _infer(graph: Graph) -> None:
     given = (*graph.inputs, *graph.parameters, *graph.buffers, *graph.constants)
     with torch.device("meta"), torch.no_grad():
         values = {v.name: _empty(v) for v in given}
+        known: dict[object, Sequence[Any] | None] = {}  # what calls make that are alike, of which networks have many
         for k, call in enumerate(graph.calls):
+            key = call.op, _seen(call.args, values)
             try:
-                made = _made(call, values)
+                made = known[key] = known[key] if key in known else _made(call, values)
             except InputError as error:
                 raise InputError(f"{call.op}: {error.fact}", ("calls", k, *error.path), hint=error.hint) from None
             if made is not None:
                 _compare(call, made, k)
             values |= {v.name: _empty(v) for v in call.results if v is not None}
+
+
+def _seen(arg: Arg, values: Mapping[str, Any]) -> object:
+    """All of an argument that matters to what a call makes: of a value its shape and type."""
+    if isinstance(arg, Ref):
+        return Ref, tuple(values[arg.name].shape), values[arg.name].dtype
+    return tuple([_seen(one, values) for one in arg]) if isinstance(arg, tuple) else (type(arg), arg)
 
 
 def _empty(value: Value) -> Any:

@@ -8,7 +8,7 @@ longer than that of the plan by sums.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from convgen.cost.machine import Machine
@@ -22,21 +22,17 @@ HIDDEN = (2.0, 4.0)  # links so many times as fast: half, and three quarters, of
 
 
 def by_timeline(
-    plan: NetworkPlan,
-    search: Callable[[Machine], NetworkPlan],
-    machine: Machine,
-    dtype: str,
-    beside: Sequence[NetworkPlan] = (),
+    plan: NetworkPlan, search: Callable[[Machine], NetworkPlan], machine: Machine, dtype: str
 ) -> NetworkPlan:
-    """The best of a plan, of those that are found for machines with faster links, and of others.
+    """The best of a plan, of those that are found for machines with faster links, and of samples alone where the plan
+    has these beside it, whose sums travel behind all that is computed.
 
     Args:
         search: plans for a machine, on the plan's grid.
-        beside: the others, as samples alone, whose sums travel behind all that is computed.
     """
     least = by_sums = overlapped_s(plan.program, machine, dtype)
     best = plan
-    for other in (*(search(with_links(machine, times)) for times in HIDDEN), *beside):
+    for other in (*(search(with_links(machine, times)) for times in HIDDEN), *plan.beside):
         if other.program in (plan.program, best.program):
             continue
         if (seconds := overlapped_s(other.program, machine, dtype)) < WORTH * least:

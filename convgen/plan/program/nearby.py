@@ -14,11 +14,13 @@ from random import Random
 from typing import NamedTuple
 
 from convgen.algebra.grid import Grid
-from convgen.algebra.layout import Axes
+from convgen.algebra.involved import NAME
+from convgen.algebra.layout import Axes, Layout
 from convgen.cost.machine import Machine
 from convgen.cost.rows import price_on, row_cost
 from convgen.operations.row import Operation
 from convgen.plan.program.candidates import Way, suggested, wanted
+from convgen.program.biases import NONE
 from convgen.program.network import Program, asked
 from convgen.program.rows import PlacedRow, Stored, kept, place, place_gradient, serves, stored_by_name
 
@@ -249,8 +251,12 @@ class Nearby:
         for i, how in anew.items():
             key = (self.alike_in[i], how.laid.way, tuple(how.laid.gradients.items()), *how.reads, *how.makes)
             if (cost := self.known.get(key)) is None:
-                rows[i] = self._placed(i, how)
-                cost = self.known[key] = self._cost(i, rows[i])
+                if how.laid.gradients:
+                    rows[i] = self._placed(i, how)
+                    cost = self._cost(i, rows[i])
+                else:
+                    cost = self._by_vjp(i, how)
+                self.known[key] = cost
             costs[i] = cost
             left -= cost
             if cheaper and left <= 0:  # what is left to place costs nothing or more
@@ -266,6 +272,38 @@ class Nearby:
             for name, (way, own) in gradients.items()
         }
         return place(bound, self.grid, number, dict(roles), how.reads, how.makes, derived)
+
+    def _by_vjp(self, i: int, how: Anew) -> int:
+        """What `_cost` says of a row without gradients' rows, which it need not be placed for."""
+        bound, types, (number, roles) = self.rows[i].bound, self.start.row_types[i], how.laid.way
+        operation, price = bound.operation, self.price
+        signature, nests = operation.signatures[number], dict(roles)
+        tensors, here = price.tensors(signature), price.of(types.local)
+        wanted = asked(bound, self.wanted)
+        back = [k for k, o in enumerate(signature.inputs) if o.gradient and wanted[k]]
+        total, moves = 0, [False, False]  # whether operands move, and results
+        if back:
+            total += here.local(operation, number, nests, back)
+        for k, (operand, axes) in enumerate(zip(signature.inputs, how.reads, strict=True)):
+            sets, stored = tensors[operand.name], Layout(NAME, axes)
+            wants = price.wants(signature, operand, roles)
+            moves[0] |= stored != wants
+            total += price.of(types.fetch[k]).moves.chain(sets, stored, wants)
+            if k in back and not (price.machine.hides_gradients and bound.reads[k] in self.learnt):
+                there = price.of((types.back if stored != wants else types.back_here)[k])
+                total += there.moves.collected(sets, price.gradient(signature, operand, roles), stored)
+        for j, (result, axes) in enumerate(zip(signature.results, how.makes, strict=True)):
+            sets, stored = tensors[result.name], Layout(NAME, axes)
+            makes = price.wants(signature, result, roles)
+            moves[1] |= stored != makes
+            total += price.of(types.store[j]).moves.reduced(sets, makes, stored, signature.reduction)
+            if back and result.gradient:
+                total += price.of(types.given[j]).moves.chain(sets, stored, makes.summed)
+        bias = self.start.biased[i] if price.machine.adds_biases else NONE
+        if bias.behind is not None and moves[1]:
+            total += here.over_stored(bias.behind, how.makes[0])
+        rides = bias.is_bias and not any(moves)
+        return total if rides else total + here.local(operation, number, nests)
 
     def _alike_in(self, i: int, row: PlacedRow) -> object:
         """What rows have in common that cost the same where they are placed alike."""

@@ -50,15 +50,14 @@ def overlapped(program: Program, machine: Machine, dtype: str, *, of_inputs: boo
         end_s = simulate(one, machine, dtype, of_inputs=of_inputs, alike=True).end_s
         return end_s + max(calls, 0) * machine.launch_s
 
-    def better(best: Program, others: Iterator[Program]) -> Program:
-        least = seconds(best)
+    def better(best: Program, least: float, others: Iterator[Program]) -> tuple[Program, float]:
         for one in others:
             if (taken := seconds(one)) < WORTH * least:
                 best, least = one, taken
-        return best
+        return best, least
 
-    best = better(program, _candidates(program, machine, dtype, of_inputs))
-    return better(best, _sums_first(best))
+    best, least = better(program, seconds(program), _candidates(program, machine, dtype, of_inputs))
+    return better(best, least, _sums_first(best))[0]
 
 
 def _sums_first(program: Program) -> Iterator[Program]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import lru_cache
 from heapq import heappop, heappush
 
@@ -33,15 +32,21 @@ def best_ways(operation: Operation, price: Price, parameters: tuple[str, ...], c
 
 @lru_cache(maxsize=4096)
 def _best(operation: Operation, price: Price, parameters: tuple[str, ...], count: int) -> tuple[Way, ...]:
-    own, ways = _OwnPrice(operation, price, parameters), _by_least(operation, price, parameters)
-    best: list[tuple[int, int, Way]] = []
-    for least, number, way in ways:
-        worst = best[-1][0] if len(best) == count else None
-        if worst is not None and least > worst:
-            break
-        best = sorted([*best, (own.whole(least, way, worst), number, way)])[:count]
-    found = tuple(way for _, _, way in best)
-    return found if _WHOLE in found or not _is_small(operation, price, ways.fastest) else (*found, _WHOLE)
+    own, coming = _OwnPrice(operation, price, parameters), iter(ways := _by_least(operation, price, parameters))
+    found: list[Way] = []
+    after = next(coming, None)
+    waiting: list[tuple[int, int, int, Way]] = []  # a heap: picoseconds so far, number, how many steps these are of
+    while len(found) < count and (waiting or after):
+        if after and not (waiting and waiting[0][0] < after[0]):
+            heappush(waiting, (after[0], after[1], 0, after[2]))
+            after = next(coming, None)
+            continue
+        so_far, number, steps, way = heappop(waiting)
+        if steps == own.steps:  # others take as much already
+            found.append(way)
+        else:
+            heappush(waiting, (so_far + own.step(steps, way), number, steps + 1, way))
+    return tuple(found) if _WHOLE in found or not _is_small(operation, price, ways.fastest) else (*found, _WHOLE)
 
 
 _WHOLE: Way = (0, ())
@@ -90,11 +95,14 @@ def _by_least(operation: Operation, price: Price, parameters: tuple[str, ...]) -
 
 
 class _OwnPrice:
-    """Picoseconds of a product's row with its gradients by the vjp."""
+    """Picoseconds of a product's row with its gradients by the vjp, one after the other of the steps that it takes."""
 
     def __init__(self, operation: Operation, price: Price, parameters: tuple[str, ...]) -> None:
         self.operation, self.price, self.parameters = operation, price, parameters
-        self._known: dict[tuple[IndexSets, Layout, Layout], int] = {}
+        self._results = len(operation.signatures[0].results)
+        self._read = [k for k, parameter in enumerate(parameters) if not parameter]
+        self.steps = self._results + 2 * len(self._read)
+        self._known: dict[tuple[IndexSets, Layout, bool], int] = {}
 
     def computing(self, local: int) -> int:
         """Forward, and for each operand backward."""
@@ -107,39 +115,42 @@ class _OwnPrice:
         for operand, parameter in zip(signature.inputs, self.parameters, strict=True):
             if parameter:
                 stored = kept(operand, signature, roles)
-                total += self._read(signature, operand, way[1], stored, parameter)
+                total += self._fetched(signature, operand, way[1], stored)
+                total += self._collected(signature, operand, way[1], stored, parameter)
         return total
 
-    def whole(self, least: int, way: Way, most: int | None) -> int:
-        """With everything; where it is more than `most`, some number that is."""
+    def step(self, number: int, way: Way) -> int:
+        """What is moved of a result and its gradient; then of each operand that is no parameter, of its gradient, then
+        of it."""
         signature, roles = self.operation.signatures[way[0]], dict(way[1])
-        tensors = self.price.tensors(signature)
-        total = least
-        for result in signature.results:
-            sets, makes = tensors[result.name], self.price.wants(signature, result, way[1])
+        if number < self._results:
+            result = signature.results[number]
+            sets, makes = self.price.tensors(signature)[result.name], self.price.wants(signature, result, way[1])
             stored = tuple(made(result, signature, roles))
             costs = self.price.reduced(sets, makes, stored, signature.reduction)
-            costs = costs + self.price.fetched(sets, stored, replace(makes, partial=()))
-            total += int(costs.min())
-        for operand, parameter in zip(signature.inputs, self.parameters, strict=True):
-            if most is not None and total > most:
-                break
-            if not parameter:
-                total += self._read(signature, operand, way[1], wanted(operand, signature, roles))
-        return total
+            return int((costs + self.price.fetched(sets, stored, makes.summed)).min())
+        k, is_fetch = divmod(number - self._results, 2)
+        operand = signature.inputs[self._read[k]]
+        of = self._fetched if is_fetch else self._collected
+        return of(signature, operand, way[1], wanted(operand, signature, roles))
 
-    def _read(self, signature: Signature, operand: Operand, roles: Roles, stored: Stored, parameter: str = "") -> int:
-        """What is moved of an operand, and of its gradient.
+    def _fetched(self, signature: Signature, operand: Operand, roles: Roles, stored: Stored) -> int:
+        sets, wants = self.price.tensors(signature)[operand.name], self.price.wants(signature, operand, roles)
+        if (known := self._known.get((sets, wants, True))) is None:
+            known = self._known[sets, wants, True] = int(self.price.fetched(sets, (stored,), wants)[0])
+        return known
+
+    def _collected(
+        self, signature: Signature, operand: Operand, roles: Roles, stored: Stored, parameter: str = ""
+    ) -> int:
+        """An operand's gradient.
 
         Args:
             parameter: of one the type in which its gradient is summed.
         """
-        sets = self.price.tensors(signature)[operand.name]
-        wants = self.price.wants(signature, operand, roles)
-        found = self.price.gradient(signature, operand, roles)
-        if (known := self._known.get((sets, wants, found))) is None:
-            there = (stored,)
-            back = self.price.of(parameter).collected(sets, found, there, parameter=bool(parameter))
-            known = int(self.price.fetched(sets, there, wants)[0] + back[0])
-            self._known[sets, wants, found] = known
+        sets, found = self.price.tensors(signature)[operand.name], self.price.gradient(signature, operand, roles)
+        if (known := self._known.get((sets, found, False))) is None:
+            there = self.price.of(parameter)
+            known = int(there.collected(sets, found, (stored,), parameter=bool(parameter))[0])
+            self._known[sets, found, False] = known
         return known

@@ -57,6 +57,7 @@ class NetworkPlan:
         walk: that counted the bytes, row by row; None where room says another way.
         parts: of what it is a plan; of a network whose statistics are by parts, with these.
         ranks: that there are, of which those of the program's grid are the first; 0: no others.
+        beside: samples alone, where that was looked at too.
     """
 
     program: Program
@@ -70,6 +71,7 @@ class NetworkPlan:
     heuristic: Callable[[], int] | None = None
     parts: Parts | None = None
     ranks: int = 0
+    beside: tuple[NetworkPlan, ...] = ()
 
     def checked(self, machine: Machine, dtype: str) -> NetworkPlan:
         """Itself.
@@ -276,9 +278,9 @@ def plan_counted(
 
     patience = MUCH if len({bound.operation for bound in parts.rows}) <= SMALL else LITTLE
     best = on_fewer(ranks, planned, lambda plan: plan.seconds, roughly, lambda count: of_one() / count, patience)
-    found = [best[1], *of_samples(best[1], parts, ranks, machine, dtype)]
-    least = min((polished(one, machine, dtype) for one in found), key=lambda one: one.seconds)
-    return widened(least, ranks, machine, dtype)
+    beside = tuple(of_samples(best[1], parts, ranks, machine, dtype))
+    least = min((polished(one, machine, dtype) for one in (best[1], *beside)), key=lambda one: one.seconds)
+    return replace(widened(least, ranks, machine, dtype), beside=beside)
 
 
 def plan_on(
@@ -311,7 +313,7 @@ def of_samples(plan: NetworkPlan, parts: Parts, ranks: int, machine: Machine, dt
     if plan.room.memory_bytes is not None and fits.peak > plan.room.memory_bytes:
         return []
     made = replace(plan, program=program, seconds=seconds, memory_bytes=fits.peak, walk=fits.walk, parts=parts)
-    return [replace(made, runner_up={}, heuristic=None)]
+    return [replace(made, runner_up={}, heuristic=None, ranks=ranks)]
 
 
 def polished(plan: NetworkPlan, machine: Machine, dtype: str) -> NetworkPlan:

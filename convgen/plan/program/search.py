@@ -28,6 +28,7 @@ from convgen.plan.exact.eliminate import Elimination, Factor, Problem
 from convgen.plan.exact.longest_path import Vertex, longest_paths
 from convgen.plan.given import given_rows, place_given
 from convgen.plan.parts import ANY, Parts, Room
+from convgen.plan.program.asking import answered
 from convgen.plan.program.candidates import (
     Way,
     made,
@@ -39,7 +40,7 @@ from convgen.plan.program.candidates import (
     without_idle,
 )
 from convgen.plan.program.products import MOST, best_ways
-from convgen.plan.program.tables import Answer, Asking, Choice, Option, Question, Table, choices, fastest, placed
+from convgen.plan.program.tables import Answer, Choice, Option, Question, Table, choices, fastest, placed
 from convgen.program.biases import biased, products_of_biases
 from convgen.program.network import Program, Value, asked, differentiable, smooth
 from convgen.program.rows import PlacedRow, Stored, kept, serves
@@ -462,7 +463,7 @@ class Search:
 
     def _answer(self, question: Question, *, again: bool = False) -> Answer:
         if (known := self.asked.answers.get((question, again))) is None:
-            known = Asking(replace(question, again=True) if again else question, self.price).answer()
+            known = answered(replace(question, again=True) if again else question, self.price)
             self.asked.answers[question, again] = known
         return known
 
