@@ -32,6 +32,8 @@ from convgen.program.rows import Chunks
 from convgen.program.verify.flights import flight_faults, order_faults
 from convgen.program.verify.network import faults
 from convgen.spec.exported import graph_of
+from convgen.spec.target import read_target
+from convgen.verify.network import check_network, report_text
 from convgen.verify.virtual import World
 
 X = torch.randn(5, 4, 13, 11, generator=torch.Generator().manual_seed(5))
@@ -40,9 +42,10 @@ X = torch.randn(5, 4, 13, 11, generator=torch.Generator().manual_seed(5))
 class Pair(nn.Module):
     """Two convolutions whose chunks read each other's rows, in strides that leave some out."""
 
-    def __init__(self) -> None:
+    def __init__(self, bias: bool = True) -> None:
         super().__init__()
-        self.a, self.b = nn.Conv2d(4, 6, 5, padding=2), nn.Conv2d(6, 4, 3, stride=2, padding=1, groups=2)
+        self.a = nn.Conv2d(4, 6, 5, padding=2, bias=bias)
+        self.b = nn.Conv2d(6, 4, 3, stride=2, padding=1, groups=2, bias=bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.b(torch.tanh(self.a(x)))
@@ -75,9 +78,10 @@ def test_chunks_of_any_dimension_are_right(grid: dict[str, int], index: str, cou
 
 @pytest.mark.parametrize("axis", ["C", "F"])
 def test_chunks_of_samples_change_no_bit(axis: str, tmp_path: Path) -> None:
+    """But of biases, which a product in chunks leaves to a row of their own."""
     torch.manual_seed(3)
     x = X.double()
-    compiled = compile_network(graph_of(Pair().double(), (x,), name="net")[0], Grid(((axis, 2),)))
+    compiled = compile_network(graph_of(Pair(bias=False).double(), (x,), name="net")[0], Grid(((axis, 2),)))
     found: list[Any] = []
     for i, passes in enumerate([(), (ChunkCollectives(2, "N"),)]):
         one = with_passes(compiled, *passes)
@@ -89,6 +93,16 @@ def test_chunks_of_samples_change_no_bit(axis: str, tmp_path: Path) -> None:
         assert all(torch.allclose(plain[1][n], g, rtol=1e-12) for n, g in cut[1].items())
         assert [(s["collective"], s["bytes_sent_per_rank"][rank], s.get("lane", "")) for s in said] == cut[3]
         assert sum(s[1] for s in plain[3]) == sum(s[1] for s in cut[3])
+
+
+@pytest.mark.parametrize("index", ["N", "H"])
+def test_a_gpus_chunks_travel_with_channels_last(index: str) -> None:
+    graph, tensors = graph_of(Pair(), (X,), name="net")
+    compiled = compile_network(graph, Grid((("C", 2),)), target=read_target("cuda:sm_90"))
+    one = with_passes(compiled, ChunkCollectives(2, index))
+    assert any(row.chunks for row in one.program.rows)
+    report = check_network(one, tensors, interpret=True)
+    assert report.ok, report_text(report)
 
 
 def test_fewer_samples_than_chunks(tmp_path: Path) -> None:

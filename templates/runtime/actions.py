@@ -376,7 +376,9 @@ class Actions:
     # ---- In chunks ----
 
     def _chunked(self, key: str) -> Chunked:
-        return self._code(("chunks", key), lambda: Chunked(self.stands[key], self.here(self.stands[key])))
+        return self._code(
+            ("chunks", key), lambda: Chunked(self.stands[key], self.here(self.stands[key]), self.ctx.net.last)
+        )
 
     def _chunk_of(self, line: Line) -> tuple[Chunked, int]:
         key, _, number = line.key.rpartition(":")

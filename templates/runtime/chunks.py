@@ -12,7 +12,9 @@ their gradient is complete, and goes, with that of the last that backward comes 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -75,7 +77,7 @@ def send(move: Move, step: str, value: Tensor, d: int, rows: Rows, here: RowHere
         def landed(got: Tensor) -> Tensor:
             if consecutive(pieces, kept, "", stand):
                 return unflat(got, stand.shape(kept, ""), stand).to(own)
-            out = value.new_empty(stand.shape(kept, ""))
+            out = _empty(value, kept, stand)
             stand.copy(got, out, kept, tuple(pieces), "", stand, unpack=True)
             return out.to(own)
 
@@ -106,15 +108,22 @@ class ChunkHere(NamedTuple):
 class Chunked:
     """A row in chunks on this rank: where each stands.
 
+    Args:
+        last: whether activations lie, and travel, with channels last.
+
     Attributes:
         k: the operand that comes by chunks, if any, along its dimension `d`; `of_result`: whether what is made goes by
             chunks, along its dimension `e`.
         held: of each operand what the rank has of it.
     """
 
-    def __init__(self, stand: Stand, here: RowHere) -> None:
+    def __init__(self, stand: Stand, here: RowHere, last: bool = False) -> None:
         assert stand.row.chunks is not None
         index, count, self.k, self.of_result = stand.row.chunks
+        if last:
+            stand = copy(stand)
+            stand.channels_last = True
+            here = here._replace(layer=stand)  # type: ignore[arg-type]
         self.stand, self.here, self.index = stand, here, index
         (result,) = stand.signature.results
         nothing = tuple[Any, ...]()
@@ -164,15 +173,19 @@ class Chunked:
         match side:
             case "fetch":
                 lo, hi = part.brings
-                piece = value.contiguous().narrow(self.d, lo - rows[0], hi - lo)
+                piece = self._lying(value).narrow(self.d, lo - rows[0], hi - lo)
                 return send(self.fetch[0], step, piece, self.d, part.brings, self.here)
             case "store":
-                return send(self.store[0], step, value.contiguous(), self.e, part.makes, self.here)
+                return send(self.store[0], step, self._lying(value), self.e, part.makes, self.here)
             case "given":
                 return send(self.given[0], step, self._of_result(j, value), self.e, part.makes, self.here)
             case _:
                 assert self.back
-                return send(self.back[0], step, value.contiguous(), self.d, part.brings, self.here)
+                return send(self.back[0], step, self._lying(value), self.d, part.brings, self.here)
+
+    def _lying(self, value: Tensor) -> Tensor:
+        """A value as it is packed: with channels last however it lies."""
+        return value if self.stand.channels_last else value.contiguous()
 
     def _of_result(self, j: int, dy: Tensor) -> Tensor:
         """Of the result's gradient the rows that a chunk has made."""
@@ -233,7 +246,7 @@ class Chunked:
     def _together(self, d: int, whole: Box, rows: str, pieces: Sequence[Tensor]) -> Tensor:
         if len(self.parts) == 1:
             return pieces[0]
-        out = pieces[0].new_empty(self.here.layer.shape(whole, ""))
+        out = _empty(pieces[0], whole, self.stand)
         for part, piece in zip(self.parts, pieces, strict=True):
             within(out, whole, cut(whole, d, getattr(part, rows))).copy_(piece)
         return out
@@ -246,6 +259,12 @@ class Chunked:
         for j, gradient in enumerate(gradients[::-1]):
             within(total, held, self.box(k, j)).add_(gradient)
         return total.to(gradients[0].dtype)
+
+
+def _empty(like: Tensor, box: Box, stand: Any) -> Tensor:
+    """Memory for a box, in which it lies as what travels."""
+    shape = stand.shape(box, "")
+    return unflat(like.new_empty(math.prod(shape)), shape, stand)
 
 
 def dimension_of(dims: Any, index: str) -> int:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from convgen.operations.row import At
+from convgen.operations.row import At, empty_as
 
 from .conversions import missing, named, within
 from .lanes import Pending, begin, noted
@@ -187,7 +187,8 @@ def put_together(whole: Box, places: Sequence[Box], pieces: Sequence[Tensor]) ->
     """Pieces of a tensor as one."""
     if tuple(places) == (whole,):
         return pieces[0]
-    out = pieces[0].new_empty([hi - lo for lo, hi in whole])
+    shape = [hi - lo for lo, hi in whole]
+    out = pieces[0].new_empty(shape) if pieces[0].is_cpu else empty_as(pieces[0], shape)
     for place, piece in zip(places, pieces, strict=True):
         within(out, whole, place).copy_(piece)
     return out
