@@ -69,6 +69,35 @@ def test_a_step_moves_less_than_plain_torch(bench: Any, statistics: str, most: f
     assert sum(ours.formats.values()) <= 1  # of the loss's gradient
 
 
+class Decoder(nn.Module):
+    """Residual blocks of norms by group, as decoders of images have them, and nearest rows between."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.GroupNorm(8, width) for _ in range(4))
+        self.convs = nn.ModuleList(nn.Conv2d(width, width, 3, padding=1) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for n in (0, 2):
+            y = x
+            for k in (n, n + 1):
+                y = self.convs[k](nn.functional.silu(self.norms[k](y)))
+            x = nn.functional.interpolate((x + y) / 1.0, scale_factor=2.0)
+        return x
+
+
+@pytest.mark.parametrize(("grid", "most"), [({"N": 2}, 0.465), ({"H": 2, "W": 2}, 0.5)], ids=["N", "HW"])
+def test_a_decoder_moves_less_than_plain_torch(bench: Any, grid: dict[str, int], most: float) -> None:
+    """Bounds may only fall."""
+    shape = (2 * grid.get("N", 1), 64, 32, 32)
+    ours = bench.compiled(Decoder(), [shape], grid, "local", "bfloat16", training=False)
+    plain = bench.plain(Decoder(), [bench.shares(shape, grid)], training=False, dtype=torch.bfloat16)
+    assert ours.moved <= most * plain.moved, ours.moved / plain.moved
+    assert ours.launches < plain.launches + ours.kinds["messages"]["launches"]
+    assert ours.calls["norm_apply"]["launches"] == 4 and not {"silu", "native_group_norm"} & set(ours.calls)
+    assert not ours.formats
+
+
 def test_what_l2_has_lost_is_read_anew(bench: Any) -> None:
     kernels, big = bench.Kernels(), bench.L2_BYTES
     x, w, y = (torch.empty(n, dtype=torch.int8, device="meta") for n in (1000, big, 1000))
