@@ -61,13 +61,13 @@ def _one_round(patch: pytest.MonkeyPatch) -> None:
 
 def _never_partial(patch: pytest.MonkeyPatch) -> None:
     wants = Signature.wants
-    patch.setattr(Signature, "wants", lambda *asked: replace(wants(*asked), partial=()))
+    patch.setattr(Signature, "wants", lambda *asked: wants(*asked)._replace(partial=()))
 
 
 def _copies_of_gradients(patch: pytest.MonkeyPatch) -> None:
     """Where an operand is copied, its gradient would be whole: nothing summed over roles that don't split it."""
     gradient = Signature.gradient
-    patch.setattr(Signature, "gradient", lambda *asked: replace(gradient(*asked), partial=()))
+    patch.setattr(Signature, "gradient", lambda *asked: gradient(*asked)._replace(partial=()))
 
 
 def _sums_of_copies(patch: pytest.MonkeyPatch) -> None:
@@ -76,7 +76,7 @@ def _sums_of_copies(patch: pytest.MonkeyPatch) -> None:
 
     def summed(self: Signature, operand: Any, roles: Any) -> Any:
         right = gradient(self, operand, roles)
-        return replace(right, partial=tuple(f"a{i}" for i in range(3) if f"a{i}" not in right.split_by))
+        return right._replace(partial=tuple(f"a{i}" for i in range(3) if f"a{i}" not in right.split_by))
 
     patch.setattr(Signature, "gradient", summed)
 
@@ -87,7 +87,7 @@ def _no_window_overlaps(patch: pytest.MonkeyPatch) -> None:
 
     def apart(self: Signature, operand: Any, roles: Any) -> Any:
         right = gradient(self, operand, roles)
-        return replace(right, pieces=tuple(replace(p, axes=()) if p.relation else p for p in right.pieces))
+        return right._replace(pieces=tuple(p._replace(axes=()) if p.relation else p for p in right.pieces))
 
     patch.setattr(Signature, "gradient", apart)
 

@@ -563,7 +563,7 @@ class NetworkModule(AnySize, Known):
     def _elsewhere(self, given: Sequence[Tensor], known: Mapping[str, Any]) -> Iterator[Exception]:
         """Inputs that are on another device than parameters; numbers may be anywhere, as torch has them."""
         name, device = self._net.name, self._net.device
-        there = next((local(t).device for t in known.values()), None)
+        there = next((t.device for t in known.values()), None)
         if there is not None and there.type != device:
             yield ValueError(f"{name}: is for {device}, and its parameters are on {there}; model.to({device!r})")
             return
