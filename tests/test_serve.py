@@ -116,7 +116,10 @@ def test_hundreds_of_sizes_take_the_memory_of_a_few(package: Any) -> None:
     (stands, before), (_, after) = counts
     rows = len(model._steps.rows) + sum(len(row.derived) for row in model._steps.rows.values())
     assert len(shapes) == 120 and alive("Linked") - others <= 8
-    assert stands == counts[1][0] <= (8 + others) * rows
+    alive_stands = [one for one in gc.get_objects() if type(one).__name__ == "Stand"]
+    biases = sum(type(one.operation).__name__ == "AddedBefore" for one in alive_stands)
+    assert stands == counts[1][0] <= (8 + others) * rows + biases  # a bias that its product adds stands twice
+    assert biases <= (8 + others) * rows
     assert after < before * 1.03
 
 
