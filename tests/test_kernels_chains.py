@@ -19,7 +19,7 @@ from convgen.kernels.facts import Launch, facts
 from convgen.kernels.load import load_text
 from convgen.network_compiler import compile_network
 from convgen.operations.calls import Elementwise, Slot
-from convgen.operations.chains import BEFORE, ChainStep, ElementChain, how_it_lies
+from convgen.operations.chains import MADE, ChainStep, ElementChain, how_it_lies
 from convgen.spec.exported import graph_of
 from convgen.spec.graph_edit import with_dtype
 from convgen.verify.interpreter import launch
@@ -48,7 +48,7 @@ def drawn_chain(
     rows: list[Elementwise] = []
     operands = [shape]
     for n in range(rng.randint(2, 5)):
-        first = BEFORE if n else 0
+        first = MADE if n else 0
         if rng.random() < 0.4:
             op, numbers = ONES[rng.choice(list(ONES))]
             row, sources = Elementwise(op, (Slot(0), *numbers), shape, (shape,)), (first,)
@@ -72,7 +72,7 @@ def made_by(chain: ElementChain, rows: list[Elementwise], operands: list[Tensor]
     """By ATen, row by row."""
     made: Any = None
     for step, row in zip(chain.steps, rows, strict=True):
-        given = [made if k == BEFORE else operands[k] for k in step.sources]
+        given = [made if k == MADE else operands[k] for k in step.sources]
         (made,) = row.local(0, None, *given)  # type: ignore[arg-type]
     return made
 
@@ -126,7 +126,7 @@ def test_a_step_of_two_reads_what_its_gradients_need() -> None:
         Elementwise("add.Tensor", (Slot(0), Slot(1), 1), shape, (shape, shape)),
         Elementwise("relu", (Slot(0),), shape, (shape,)),
     ]
-    sources = ((0, 1), (BEFORE, 2), (BEFORE,))
+    sources = ((0, 1), (MADE, 2), (MADE,))
     lies = (("ncp", "c"), ("ncp", "ncp"), ("ncp",))
     steps = [row.element_step() for row in rows]
     chain = ElementChain(tuple(ChainStep(s, k, at) for s, k, at in zip(steps, sources, lies, strict=True) if s))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from convgen.kernels.environment import environment
-from convgen.operations.chains import BEFORE, ElementChain
+from convgen.operations.chains import MADE, ElementChain
 from convgen.operations.fused import Fused
 from convgen.program.network import Program
 
@@ -73,7 +73,7 @@ def _given(k: int, lies: str) -> Given:
 
 def _read(chain: ElementChain, n: int) -> list[str]:
     """Names of what a step reads."""
-    return [f"v{n - 1}" if k == BEFORE else f"e{k}" for k in chain.steps[n].sources]
+    return [f"v{n - 1}" if k == MADE else f"e{k}" for k in chain.steps[n].sources]
 
 
 def _made(chain: ElementChain) -> Iterator[str]:
@@ -86,7 +86,7 @@ def _back(chain: ElementChain) -> Iterator[str]:
     for n in reversed(range(len(chain.steps))):
         s, read = chain.steps[n], _read(chain, n)
         for source, text in zip(s.sources, s.step.backs, strict=True):
-            name = f"d{n - 1}" if source == BEFORE else f"g{source}"
+            name = f"d{n - 1}" if source == MADE else f"g{source}"
             yield f"{name} = {text.format(*read, dy=f'd{n}', y=f'v{n}')}"
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from convgen.operations.batch_norm import IMAGES
 from convgen.operations.element_texts import ElementStep
 
-BEFORE = -1  # as a source: what the step before made
+MADE = -1  # as a source: what the step before made
 ELEMENT_CHAINS: dict[str, Any] = {}  # a package's kernels, by what chains do
 
 
@@ -52,7 +52,7 @@ class ElementChain:
     @cached_property
     def lies(self) -> tuple[str, ...]:
         """By operand of the chain."""
-        found = {k: at for s in self.steps for k, at in zip(s.sources, s.lies, strict=True) if k != BEFORE}
+        found = {k: at for s in self.steps for k, at in zip(s.sources, s.lies, strict=True) if k != MADE}
         return tuple(found[k] for k in sorted(found))
 
     @cached_property
@@ -65,14 +65,6 @@ class ElementChain:
         """Whether a program is of one sample's pixels."""
         return any("n" in at and "p" not in at for at in self.lies)
 
-    def asked(self, wanted: Sequence[bool]) -> list[list[bool]]:
-        """By step the operands of which a gradient is asked."""
-        found, made = list[list[bool]](), False
-        for s in self.steps:
-            found.append([made if k == BEFORE else wanted[k] for k in s.sources])
-            made = any(found[-1])
-        return found
-
     @cached_property
     def reads_result(self) -> bool:
         """Whether the last step's gradient is made of what it makes."""
@@ -81,7 +73,8 @@ class ElementChain:
     def reads(self, wanted: Sequence[bool]) -> set[int]:
         """The operands that gradients of these read; behind the last one, the result."""
         found, values, last = set[int](), set[int](), len(self.steps) - 1
-        for n, (s, asked) in enumerate(zip(self.steps, self.asked(wanted), strict=True)):
+        every = asked_of([s.sources for s in self.steps], wanted)
+        for n, (s, asked) in enumerate(zip(self.steps, every, strict=True)):
             for name in {name for text, one in zip(s.step.backs, asked, strict=True) if one for name in _names(text)}:
                 if name == "y":
                     values.add(n)
@@ -98,10 +91,23 @@ class ElementChain:
 
     def _read(self, source: int, n: int, found: set[int], values: set[int]) -> None:
         """Of step n an operand, by its source."""
-        if source == BEFORE:
+        if source == MADE:
             values.add(n - 1)
         else:
             found.add(source)
+
+
+def asked_of(sources: Sequence[Sequence[int]], wanted: Sequence[bool]) -> list[list[bool]]:
+    """By step the operands of which a gradient is asked.
+
+    Args:
+        sources: by step; wanted: by operand of all.
+    """
+    found, made = list[list[bool]](), False
+    for each in sources:
+        found.append([made if k == MADE else wanted[k] for k in each])
+        made = any(found[-1])
+    return found
 
 
 def _names(text: str) -> set[str]:
@@ -138,7 +144,7 @@ def chain_of_parts(
         if step is None or tuple(result) != last or len(step.backs) != len(shapes):
             return None
         known = [at for at in lies if at is not None]
-        before = [at for k, at in zip(sources, lies, strict=True) if k == BEFORE]
+        before = [at for k, at in zip(sources, lies, strict=True) if k == MADE]
         if len(known) != len(lies) or any(at != "ncp" for at in before):
             return None
         steps.append(ChainStep(step, tuple(sources), tuple(known)))

@@ -36,13 +36,11 @@ from convgen.algebra.relations import Relation, Through
 from convgen.algebra.signature import WHOLE, Made, Operand, Signature
 from convgen.late import torch
 from convgen.operations.autocast import ASKED, taken_as, types_under
-from convgen.operations.chains import ELEMENT_CHAINS, ElementChain, chain_of_parts
+from convgen.operations.chains import ELEMENT_CHAINS, MADE, ElementChain, asked_of, chain_of_parts
 from convgen.operations.convolution import ANY_EXTENTS, EPILOGUES, MASKED, Convolution, any_extents
 from convgen.operations.rimmed import Rimmed
 from convgen.operations.row import At, Derived, Epilogue, Launch, Operation, Work, read_here, standing, touched
 from convgen.operations.spare import with_spare
-
-MADE = -1  # as a source: what the part before made
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,11 +302,7 @@ class Fused(Operation):
 
     def _asked(self, wanted: Sequence[bool]) -> list[list[bool]]:
         """By part the operands that a gradient is asked of."""
-        found, made = list[list[bool]](), False
-        for part in self.parts:
-            found.append([made if source == MADE else wanted[source] for source in part.sources])
-            made = any(found[-1])
-        return found
+        return asked_of([part.sources for part in self.parts], wanted)
 
     def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
         if is_of_kernel(kept) and self.chain is not None:

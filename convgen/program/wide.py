@@ -21,7 +21,8 @@ import numpy as np
 from convgen.algebra.relations import Clamp, ReadBy, Taps, Through
 from convgen.algebra.signature import Made, Operand, Signature
 from convgen.operations.bound import Bound
-from convgen.operations.fused import MADE, Fused, Link
+from convgen.operations.chains import MADE
+from convgen.operations.fused import Fused, Link
 from convgen.program.network import Program
 from convgen.program.rows import PlacedRow, Stored, place
 

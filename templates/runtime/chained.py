@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -64,12 +63,7 @@ class ChainKernel:
         *read, shapes, _ = kept
         dy = dy.detach().contiguous(memory_format=CHANNELS_LAST[dy.dim()])
         made = self.module.make_back(dy, read, wanted)
-        found: list[Tensor | None] = []
-        for g, shape, at in zip(made, shapes, chain.lies, strict=True):
-            if g is not None and at != "ncp":
-                g = g.to(dy.dtype).view(shape) if g.numel() == math.prod(shape) else g
-            found.append(g)
-        return tuple(found)
+        return tuple([g if g is None else g.to(dy.dtype).view(s) for g, s in zip(made, shapes, strict=True)])
 
 
 def _whole(chain: ElementChain, operands: Sequence[Tensor]) -> list[Tensor]:
