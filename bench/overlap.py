@@ -50,7 +50,7 @@ from convgen.algebra.grid import Grid
 from convgen.cost.machine import Machine
 from convgen.cost.machines import load_machine
 from convgen.cost.timeline import simulate
-from convgen.network_compiler import CompiledNetwork, compile_network, program_like
+from convgen.network_compiler import CompiledNetwork, compile_network
 from convgen.packages import files_of, write_package
 from convgen.passes.bucket_gradients import BucketGradients
 from convgen.passes.chunk_collectives import ChunkCollectives
@@ -60,6 +60,7 @@ from convgen.passes.start_halos import StartHalos
 from convgen.passes.widen_halos import WidenHalos
 from convgen.plan.program.overlapped import overlapped
 from convgen.program.network import Program
+from convgen.program.other_sizes import program_like
 from convgen.spec.exported import graph_of
 
 RATE = "400mbit"

@@ -17,9 +17,10 @@ from convgen.cost.machine import Machine
 from convgen.cost.moving import PICOSECONDS
 from convgen.cost.rows import price_on
 from convgen.cost.timeline import forget, simulate
-from convgen.network_compiler import CompiledNetwork, compile_text, program_like
+from convgen.network_compiler import CompiledNetwork, compile_text
 from convgen.plan.program.edited import read_text
 from convgen.program.network import Program, Value
+from convgen.program.other_sizes import program_like
 from convgen.spec.aten.describe import describe
 from convgen.spec.graph import Graph
 from convgen.spec.target import Target

@@ -19,7 +19,7 @@ from convgen.algebra.grid import Grid
 from convgen.algebra.layout import Axes
 from convgen.algebra.signature import Signature
 from convgen.cost.network import volume
-from convgen.network_compiler import MEANWHILE, CompiledNetwork, for_any_extents, program_like
+from convgen.network_compiler import MEANWHILE, CompiledNetwork
 from convgen.operations.bound import Bound
 from convgen.passes.bucket_gradients import BucketGradients
 from convgen.passes.chunk_collectives import ChunkCollectives
@@ -27,6 +27,7 @@ from convgen.passes.contract import NetworkPass
 from convgen.passes.start_halos import StartHalos
 from convgen.passes.widen_halos import WidenHalos
 from convgen.program.network import Program, Value
+from convgen.program.other_sizes import for_any_extents, program_like
 from convgen.program.rows import PlacedRow, place, place_gradient, serves, stored_by_name
 from convgen.program.verify.network import verify_network
 from convgen.spec.aten.describe import Described

@@ -22,8 +22,9 @@ from torch.utils._pytree import tree_flatten
 
 from convgen.algebra.grid import Grid
 from convgen.cost.network import volume as volume_of
-from convgen.network_compiler import CompiledNetwork, compile_network, program_like
+from convgen.network_compiler import CompiledNetwork, compile_network
 from convgen.passes.contract import NetworkPass
+from convgen.program.other_sizes import program_like
 from convgen.spec.exported import graph_of
 from convgen.spec.exported_state import as_pairs
 from convgen.spec.graph import Graph

@@ -20,7 +20,7 @@ from convgen.algebra.grid import Grid
 from convgen.cost.machines import load_machine
 from convgen.cost.network_memory import network_memory
 from convgen.cost.rows import program_cost
-from convgen.network_compiler import CompiledNetwork, compile_network, compile_text, program_like
+from convgen.network_compiler import CompiledNetwork, compile_network, compile_text
 from convgen.operations.convolution import Convolution
 from convgen.operations.fused import Fused
 from convgen.packages import kernel_modules
@@ -29,6 +29,7 @@ from convgen.passes.start_halos import StartHalos
 from convgen.plan.program.edited import read_text
 from convgen.program.network import Program
 from convgen.program.network_text import show
+from convgen.program.other_sizes import program_like
 from convgen.program.verify.network import verify_network
 from convgen.spec.exported import graph_of
 from convgen.spec.graph_edit import with_dtype

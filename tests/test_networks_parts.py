@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from convgen.algebra.grid import Grid
 from convgen.cost.network import volume
 from convgen.errors import InputError
-from convgen.network_compiler import CompiledNetwork, compile_text, program_like
+from convgen.network_compiler import CompiledNetwork, compile_text
 from convgen.operations.convolution import READS
 from convgen.operations.rimmed import to_parts
 from convgen.packages import kernel_modules, runtime_of
@@ -34,6 +34,7 @@ from convgen.passes.fuse_forms import FuseForms
 from convgen.plan.program.edited import read_text
 from convgen.program.network import Program
 from convgen.program.network_text import show
+from convgen.program.other_sizes import program_like
 from convgen.program.rows import PlacedRow, in_parts
 from convgen.program.verify.network import faults, verify_network
 from convgen.spec.exported import graph_of

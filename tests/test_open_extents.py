@@ -16,8 +16,9 @@ from sampling import cases_of, draws
 from torch import Tensor, nn
 
 from convgen.algebra.grid import Grid
-from convgen.network_compiler import CompiledNetwork, compile_network, for_any_extents, program_like
+from convgen.network_compiler import CompiledNetwork, compile_network
 from convgen.program.network import Program
+from convgen.program.other_sizes import for_any_extents, program_like
 from convgen.program.rows import PlacedRow
 from convgen.spec.aten.sizes import for_any_sizes
 from convgen.spec.exported import exported

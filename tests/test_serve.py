@@ -25,7 +25,8 @@ from convgen.by_sizes import SCHEDULE, LayoutPrices, call_picoseconds, least
 from convgen.cost.machines import load_machine
 from convgen.cost.moving import PICOSECONDS
 from convgen.errors import InputError
-from convgen.network_compiler import compile_network, program_like
+from convgen.network_compiler import compile_network
+from convgen.program.other_sizes import program_like
 from convgen.serving import Layout, Served
 from convgen.spec.aten.describe import describe
 from convgen.spec.exported import exported

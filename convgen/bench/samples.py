@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from convgen.errors import InputError
-from convgen.network_compiler import CompiledNetwork, program_like
+from convgen.network_compiler import CompiledNetwork
+from convgen.program.other_sizes import program_like
 from convgen.spec.aten.sizes import for_any_sizes
 
 

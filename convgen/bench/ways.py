@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from convgen.bench.marks import Clock, Recorder
 from convgen.calibrate.team import TIMEOUT_S
 from convgen.errors import InputError
-from convgen.network_compiler import CompiledNetwork, program_like
+from convgen.network_compiler import CompiledNetwork
 from convgen.packages import files_of, load_package, runtime_of
 from convgen.program.network import Program
+from convgen.program.other_sizes import program_like
 from convgen.spec.graph import FLOATS, Graph, Value
 from convgen.verify.graph_reference import run_graph
 from convgen.verify.network_program import by_name
