@@ -47,6 +47,7 @@ class FuseChains(NetworkPass):
 def _groups(program: Program) -> Iterator[Group]:
     """The longest chains of rows that one kernel can do, those that end last first."""
     done = {i for rows, steps in behind_norms(program) for i in (*rows, *(i for i, _, _ in steps))}
+    done |= program.riding
     fit = {i for i in range(len(program.rows)) if i not in done and _fits(program, program.rows[i])}
     makers = {program.rows[i].bound.makes[0]: i for i in fit}
     readers = Counter(v for row in program.rows for v in row.bound.reads)
@@ -75,7 +76,7 @@ def _fits(program: Program, row: PlacedRow) -> bool:
     if row.derived or row.is_cut or row.ahead or row.bound.operation.element_step() is None:
         return False
     dtypes = {program.values[v].dtype for v in (*row.bound.reads, *row.bound.makes)}
-    return not _adds_bias(program, row) and len(dtypes) == 1 and dtypes <= {*FLOATS}
+    return len(dtypes) == 1 and dtypes <= {*FLOATS}
 
 
 def _follows(program: Program, i: int, j: int) -> bool:
@@ -107,13 +108,6 @@ def _as_one(program: Program, group: Group) -> PlacedRow | None:
 
 def _kinds(chain: Sequence[Conversion]) -> list[tuple[str, tuple[str, ...]]]:
     return [(c.kind, c.over) for c in chain]
-
-
-def _adds_bias(program: Program, row: PlacedRow) -> bool:
-    """Whether the product before a row may add what the row adds (templates/runtime/biases.py)."""
-    makers = (other for other in program.rows if row.bound.reads[0] in other.bound.makes)
-    before = next(makers, None)
-    return before is not None and before.bound.operation.bias_along is not None and not before.store[0]
 
 
 def _is_chain(program: Program, group: Group) -> bool:
