@@ -24,7 +24,7 @@ from convgen.calibrate.shapes import SHAPES as SHAPE_LIST
 from convgen.calibrate.write import check_output, machine_text, write_machine
 from convgen.commands.main import cli
 from convgen.compiler import compile_layer
-from convgen.cost.machine_measured import Probe, efficiency_like, left_out
+from convgen.cost.machine_measured import Misfit, Probe, efficiency_like, left_out
 from convgen.cost.machines import load_machine
 from convgen.cost.model import Model
 from convgen.cost.rows import Price
@@ -188,6 +188,21 @@ def test_a_collective_takes_what_was_measured_of_its_kind_group_and_size() -> No
     assert over("all_gather", 8, 1 << 12) == pytest.approx(3)  # of the nearest group
     assert over("all_reduce", 2, 1 << 12) == pytest.approx(1)  # half and twice: the mean of their logarithms
     assert over("exchange", 2, 1 << 12) == 1.0  # not measured: by the links
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_more_bytes_than_were_measured_move_no_faster_than_links_do(seed: int) -> None:
+    """A collective of the model's alpha and beta, measured at random sizes: its seconds rise beyond by the
+    model's seconds at least, and by the same factor where it was slower than modelled."""
+    draw = random.Random(f"beyond {seed}")
+    sizes = sorted(draw.sample(range(1 << 10, 1 << 20), 3))
+    over = tuple(2 ** draw.uniform(-4, 2) for _ in sizes)
+    misfit = Misfit(kind="all_reduce", ranks=2, bytes=tuple(map(float, sizes)), over_model=over)
+    beta = 1e-9 * draw.uniform(1, 9)
+    least = sizes[-1] * beta
+    seconds = [(n * beta, n * beta * misfit.at(n)) for n in (sizes[-1] * 2 ** draw.uniform(0, 9) for _ in range(9))]
+    for modelled, taken in [(least, least * over[-1]), *sorted(seconds)]:
+        assert taken - least * over[-1] == pytest.approx(max(over[-1], 1) * (modelled - least))
 
 
 def test_a_step_takes_what_was_measured() -> None:

@@ -2,7 +2,8 @@
 
 Both correct the model instead of replacing it: a collective takes what it is modelled to take, times what was measured
 over that for its kind, its group and its bytes; a convolution reaches the share of the peak that those like it do.
-What lies between measurements is interpolated, what lies beyond them is as the nearest.
+What lies between measurements is interpolated, what lies beyond them is as the nearest; but a collective of more bytes
+than any that was measured saves no more seconds on the model than the largest one did, as links get no faster.
 
 Source: convolutions are interpolated by simple kriging (N. Cressie, Statistics for Spatial Data, section 3.2): the
 estimate of least variance, where logarithms of efficiencies are the more alike the nearer the shapes are.
@@ -43,6 +44,9 @@ class Misfit:
 
     def at(self, sent_bytes: float) -> float:
         """Interpolated, both as logarithms."""
+        most, last = self.bytes[-1], self.over_model[-1]
+        if sent_bytes > most and last < 1:
+            return 1 - (1 - last) * most / sent_bytes
         x = math.log(max(sent_bytes, 1.0))
         known = [(math.log(n), math.log(f)) for n, f in zip(self.bytes, self.over_model, strict=True)]
         for (low, below), (high, above) in pairwise(known):
