@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from convgen.algebra.algorithms import ALGORITHMS
 from convgen.algebra.grid import Grid
@@ -45,7 +45,7 @@ from convgen.plan.parts import Parts, Tensor
 from convgen.plan.program.by_timeline import by_timeline
 from convgen.plan.program.edited import ProgramText, in_flight, laid_out, refuse_forms
 from convgen.plan.program.overlapped import overlapped
-from convgen.plan.program.ranks import NetworkPlan, check_ranks, plan_counted, plan_network, plan_on
+from convgen.plan.program.ranks import NetworkPlan, check_ranks, nearer, plan_counted, plan_network, plan_on
 from convgen.plan.program.refusal import refusal
 from convgen.plan.program.search import TooLittleMemory
 from convgen.plan.program.written import program_of
@@ -405,7 +405,8 @@ def plan_graph(
             plan = plan_counted(parts, ranks, machine, dtype, room, setting.recompute, told)
         if setting.by_step:
             one = without_idle(plan.program.grid)
-            plan = by_timeline(plan, lambda machine: on_one(one, machine), machine, dtype)
+            near = partial(nearer, ranks=ranks, machine=machine, dtype=dtype)
+            plan = by_timeline(plan, lambda machine: on_one(one, machine), near, machine, dtype)
     except TooLittleMemory as error:
         raise refusal(error, parts, ranks, graph.batch, setting, dtype) from None
     graph, described, program = _with_statistics(graph, described, plan.program, setting.statistics, "auto", made_for)

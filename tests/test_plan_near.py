@@ -7,12 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+import pytest
 from sampling import draws
 from test_plan_by_hand import branched
 from test_plan_price import a_machine
 
 from convgen.cost.rows import program_cost
 from convgen.network_compiler import plan_graph, sample_parallelism
+from convgen.plan.fewer import without_idle
 from convgen.plan.program.by_timeline import overlapped_s
 from convgen.plan.program.nearby import Nearby
 from convgen.plan.program.overlapped import WORTH
@@ -22,7 +24,7 @@ from convgen.spec.network_graph import network_graph
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
 
-from adversary import GAP, annealed
+from adversary import GAP, annealed, drawn_network
 
 
 def test_draws_cost_what_their_programs_do() -> None:
@@ -31,7 +33,7 @@ def test_draws_cost_what_their_programs_do() -> None:
         draw = Random(f"near {number}")
         machine, graph = replace(a_machine(draw), hides_gradients=False), network_graph(branched(draw, 2))
         plan = plan_graph(graph, draw.choice((2, 4, 6)), Setting(machine=machine))[1]
-        near, taken = Nearby(plan.program, machine, "float32"), 0
+        near, taken = Nearby(plan.program, machine, "float32", by_step=number % 2 == 1), 0
         for _ in range(60):
             before = near.time_ps
             if (change := near.draw(draw)) is not None:
@@ -40,19 +42,22 @@ def test_draws_cost_what_their_programs_do() -> None:
                 assert near.time_ps == before + change.more_ps
         program = near.program
         assert taken > 20
-        assert program_cost(program, machine, "float32").time_ps == near.time_ps
+        assert program_cost(program, machine, "float32").time_ps == sum(map(sum, near.costs))
+        again = Nearby(program, machine, "float32", by_step=near.by_step)  # each row placed and priced whole
+        assert (again.costs, again.time_ps) == (near.costs, near.time_ps)
         assert plan.parts is not None
         assert program_of(plan_of(program, ""), plan.parts).rows == program.rows
 
 
-def test_annealing_finds_nothing_better() -> None:
+@pytest.mark.parametrize("in_order", [False, True], ids=("by the step", "in order"))
+def test_annealing_finds_nothing_better(in_order: bool) -> None:
     """`python bench/adversary.py` looks at more networks, real ones too, and at more layouts of each."""
     for number in range(draws(4)):
-        draw = Random(f"adversary {number}")
-        machine, ranks = replace(a_machine(draw), hides_gradients=False), draw.choice((2, 4, 6, 8, 12, 16))
-        plan = plan_graph(network_graph(branched(draw, draw.randint(1, 5))), ranks, Setting(machine=machine))[1]
-        best_ps = annealed(plan.program, machine, "float32", 300, Random(f"annealing {number}"))
-        assert best_ps * 1e-12 >= plan.seconds * (1 - GAP), number
+        graph, machine, ranks = drawn_network(number)
+        plan = plan_graph(graph, ranks, Setting(machine=machine, by_step=not in_order))[1]
+        draw, program = Random(f"annealing {number}"), replace(plan.program, grid=without_idle(plan.program.grid))
+        found = annealed(program, machine, "float32", 300, draw, in_order=in_order)
+        assert found.seconds >= plan.step_s * (1 - GAP), number
 
 
 def test_no_step_is_longer_than_that_of_samples_alone() -> None:

@@ -1,13 +1,14 @@
 """Layouts near a program's: another storage of a value, other roles of a row, another way of a gradient, or several.
 
 The exact search (search.py) is over few candidates of each. What lies beyond is drawn at random: a draw changes some
-values and rows, places again what they touch, and costs what `row_cost` says of these rows. `improved` takes draws that
+values and rows, places again what they touch, and costs what `row_cost` says of these rows: by sums, or by a step in
+which sums of parameters' gradients travel behind what is left of backward (step_ps.py). `improved` takes draws that
 cost less; `bench/adversary.py` anneals by the same draws, to find what plans miss.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from random import Random
@@ -20,9 +21,11 @@ from convgen.cost.machine import Machine
 from convgen.cost.rows import price_on, row_cost
 from convgen.operations.row import Operation
 from convgen.plan.program.candidates import Way, suggested, wanted
+from convgen.plan.program.step_ps import Cost, step_ps
 from convgen.program.biases import NONE
 from convgen.program.network import Program, asked
-from convgen.program.rows import PlacedRow, Stored, kept, place, place_gradient, serves, stored_by_name
+from convgen.program.rows import Chain, PlacedRow, Stored, kept, place, place_gradient, serves, stored_by_name
+from convgen.program.types import RowTypes
 
 FAR = 8  # values that a draw stores alike
 
@@ -43,9 +46,9 @@ class Anew(NamedTuple):
 
 
 class Change(NamedTuple):
-    """Rows that a draw places anew with what each costs, values that it stores otherwise, and picoseconds more."""
+    """How a draw places rows anew with what each costs, values that it stores otherwise, and picoseconds more."""
 
-    rows: Mapping[int, tuple[PlacedRow, int]]
+    rows: Mapping[int, tuple[Anew, Cost]]
     stored: Mapping[str, Stored]
     more_ps: int
 
@@ -56,6 +59,7 @@ class Nearby:
     Args:
         frozen: values whose storage stays; inputs' does anyway, as nobody knows what reading more of them costs.
         of_inputs: whether inputs want gradients, too.
+        by_step: costs are of a step with what travels meanwhile, not sums.
     """
 
     def __init__(
@@ -66,16 +70,18 @@ class Nearby:
         frozen: Collection[str] = (),
         *,
         of_inputs: bool = False,
+        by_step: bool = False,
     ) -> None:
-        self.start = program
+        self.start, self.by_step = program, by_step
         self.grid = Grid(tuple((a, n) for a, n in program.grid.axes if n > 1))
         self.price = price_on(self.grid, machine, dtype)
         self.wanted = program.differentiable(of_inputs=of_inputs)
         self.learnt = {n for n, v in program.values.items() if v.kind == "parameter"}
         self.rows, self.stored = [*program.rows], {n: v.stored for n, v in program.values.items()}
         self.alike_in = [self._alike_in(i, row) for i, row in enumerate(self.rows)]
-        self.known: dict[object, int] = {}  # picoseconds of a row, by all that they depend on
+        self.known: dict[object, Cost] = {}  # of a row, by all that it depends on
         self.costs = [self._cost(i, row) for i, row in enumerate(self.rows)]
+        self.time_ps = self._took(self.costs)
         self.with_: dict[str, str] = {}  # buffers and what they become lie alike
         for buffer, value in program.updates:
             self.with_ |= {buffer: value, value: buffer}
@@ -89,9 +95,8 @@ class Nearby:
         fixed = {n for n, v in program.values.items() if v.kind in ("input", "constant")} | {*frozen}
         self.free = [v for v in self.touching if v not in fixed and self.with_.get(v) not in fixed]
 
-    @property
-    def time_ps(self) -> int:
-        return sum(self.costs)
+    def _took(self, costs: Sequence[Cost]) -> int:
+        return step_ps(costs) if self.by_step else sum(map(sum, costs))
 
     @property
     def program(self) -> Program:
@@ -100,9 +105,10 @@ class Nearby:
 
     def take(self, change: Change) -> None:
         """Make it the program's."""
-        for i, (row, cost) in change.rows.items():
-            self.rows[i], self.costs[i] = row, cost
+        for i, (how, cost) in change.rows.items():
+            self.rows[i], self.costs[i] = self._placed(i, how), cost
         self.stored.update(change.stored)
+        self.time_ps += change.more_ps
 
     def draw(self, draw: Random, *, cheaper: bool = False) -> Change | None:
         """Something else; None where it can't be.
@@ -235,10 +241,9 @@ class Nearby:
     # ---------------------------------------------------------------- what it costs
     def _changed(self, stored: Mapping[str, Stored], laid: Mapping[int, Laid], cheaper: bool) -> Change | None:
         touched = {i for v in stored for i in self.touching.get(v, ())} | {*laid}
-        before = left = sum(self.costs[i] for i in touched)
+        left = sum(sum(self.costs[i]) for i in touched)
         anew: dict[int, Anew] = {}
-        costs: dict[int, int] = {}
-        rows: dict[int, PlacedRow] = {}
+        costs: dict[int, Cost] = {}
         for i in touched:
             row = self.rows[i]
             one = laid.get(i) or Laid((row.way, row.roles), _gradients(row))
@@ -251,18 +256,16 @@ class Nearby:
         for i, how in anew.items():
             key = (self.alike_in[i], how.laid.way, tuple(how.laid.gradients.items()), *how.reads, *how.makes)
             if (cost := self.known.get(key)) is None:
-                if how.laid.gradients:
-                    rows[i] = self._placed(i, how)
-                    cost = self._cost(i, rows[i])
-                else:
-                    cost = self._by_vjp(i, how)
+                cost = self._cost(i, self._placed(i, how)) if how.laid.gradients else self._by_vjp(i, how)
                 self.known[key] = cost
             costs[i] = cost
-            left -= cost
-            if cheaper and left <= 0:  # what is left to place costs nothing or more
+            left -= sum(cost)
+            if cheaper and not self.by_step and left <= 0:  # what is left to place costs nothing or more
                 return None
-        placed = {i: (rows[i] if i in rows else self._placed(i, how), costs[i]) for i, how in anew.items()}
-        return Change(placed, stored, sum(costs.values()) - before)
+        more_ps = self._took([costs.get(i, cost) for i, cost in enumerate(self.costs)]) - self.time_ps
+        if cheaper and more_ps >= 0:
+            return None
+        return Change({i: (how, costs[i]) for i, how in anew.items()}, stored, more_ps)
 
     def _placed(self, i: int, how: Anew) -> PlacedRow:
         bound, ((number, roles), gradients) = self.rows[i].bound, how.laid
@@ -273,7 +276,7 @@ class Nearby:
         }
         return place(bound, self.grid, number, dict(roles), how.reads, how.makes, derived)
 
-    def _by_vjp(self, i: int, how: Anew) -> int:
+    def _by_vjp(self, i: int, how: Anew) -> Cost:
         """What `_cost` says of a row without gradients' rows, which it need not be placed for."""
         bound, types, (number, roles) = self.rows[i].bound, self.start.row_types[i], how.laid.way
         operation, price = bound.operation, self.price
@@ -281,29 +284,32 @@ class Nearby:
         tensors, here = price.tensors(signature), price.of(types.local)
         wanted = asked(bound, self.wanted)
         back = [k for k, o in enumerate(signature.inputs) if o.gradient and wanted[k]]
-        total, moves = 0, [False, False]  # whether operands move, and results
-        if back:
-            total += here.local(operation, number, nests, back)
+        computing = here.local(operation, number, nests, back) if back else 0
+        forward, moving, sums, moves = 0, 0, 0, [False, False]  # whether operands move, and results
         for k, (operand, axes) in enumerate(zip(signature.inputs, how.reads, strict=True)):
             sets, stored = tensors[operand.name], Layout(NAME, axes)
             wants = price.wants(signature, operand, roles)
             moves[0] |= stored != wants
-            total += price.of(types.fetch[k]).moves.chain(sets, stored, wants)
+            forward += price.of(types.fetch[k]).moves.chain(sets, stored, wants)
             if k in back and not (price.machine.hides_gradients and bound.reads[k] in self.learnt):
+                found = price.gradient(signature, operand, roles)
                 there = price.of((types.back if stored != wants else types.back_here)[k])
-                total += there.moves.collected(sets, price.gradient(signature, operand, roles), stored)
+                taken = there.moves.collected(sets, found, stored)
+                behind = bound.reads[k] in self.learnt and found.summed == stored
+                sums, moving = sums + taken * behind, moving + taken * (not behind)
         for j, (result, axes) in enumerate(zip(signature.results, how.makes, strict=True)):
             sets, stored = tensors[result.name], Layout(NAME, axes)
             makes = price.wants(signature, result, roles)
             moves[1] |= stored != makes
-            total += price.of(types.store[j]).moves.reduced(sets, makes, stored, signature.reduction)
+            forward += price.of(types.store[j]).moves.reduced(sets, makes, stored, signature.reduction)
             if back and result.gradient:
-                total += price.of(types.given[j]).moves.chain(sets, stored, makes.summed)
+                moving += price.of(types.given[j]).moves.chain(sets, stored, makes.summed)
         bias = self.start.biased[i] if price.machine.adds_biases else NONE
         if bias.behind is not None and moves[1]:
-            total += here.over_stored(bias.behind, how.makes[0])
-        rides = bias.is_bias and not any(moves)
-        return total if rides else total + here.local(operation, number, nests)
+            forward += here.over_stored(bias.behind, how.makes[0])
+        if not (bias.is_bias and not any(moves)):
+            forward += here.local(operation, number, nests)
+        return Cost(forward, computing, moving, sums)
 
     def _alike_in(self, i: int, row: PlacedRow) -> object:
         """What rows have in common that cost the same where they are placed alike."""
@@ -313,9 +319,26 @@ class Nearby:
         types, bias = self.start.row_types[i], self.start.biased[i]
         return bound.operation, types, bias, tuple(asked(bound, self.wanted)), learnt, several
 
-    def _cost(self, i: int, row: PlacedRow) -> int:
-        types, bias = self.start.row_types[i], self.start.biased[i]
-        return sum(row_cost(row, self.price, types, asked(row.bound, self.wanted), bias, learnt=self.learnt))
+    def _cost(self, i: int, row: PlacedRow) -> Cost:
+        types, bias, wanted = self.start.row_types[i], self.start.biased[i], asked(row.bound, self.wanted)
+        forward = row_cost(row, self.price, types, [False] * len(wanted), bias)
+        computing, moving = row_cost(row, self.price, types, wanted, bias, learnt=self.learnt)
+        sums = sum(
+            self.price.of(kind).chain(one, chain, parameter=True)
+            for k, one, chain, kind in _collected(row, types)
+            if wanted[k] and row.bound.reads[k] in self.learnt and [c.kind for c in chain] == ["all_reduce"]
+        )
+        return Cost(sum(forward), computing - forward[0], moving - forward[1] - sums, sums)
+
+
+def _collected(row: PlacedRow, types: RowTypes) -> Iterator[tuple[int, PlacedRow, Chain, str]]:
+    """Of each operand's gradient the row that makes it, what moves it to where it is stored, and in which type."""
+    own = dict(row.derived)
+    for k, chain in enumerate(row.back):
+        if (one := own.get(k)) is not None:
+            yield k, one, one.store[0], types.of(row.signature.inputs[k].name).store
+        elif chain:
+            yield k, row, chain, types.on_the_way_back(row, k)
 
 
 def _gradients(row: PlacedRow) -> dict[str, Way]:
@@ -323,15 +346,23 @@ def _gradients(row: PlacedRow) -> dict[str, Way]:
 
 
 def improved(
-    program: Program, machine: Machine, dtype: str, draws: int, frozen: Collection[str] = (), *, of_inputs: bool = False
+    program: Program,
+    machine: Machine,
+    dtype: str,
+    draws: int,
+    frozen: Collection[str] = (),
+    *,
+    of_inputs: bool = False,
+    by_step: bool = False,
 ) -> tuple[Program, int]:
-    """The program, or a better one near it, and its picoseconds.
+    """The program, or a better one near it, and the sum of its picoseconds.
 
     Args:
         draws: layouts that are looked at, the same ones every time.
+        by_step: better is a shorter step with what travels meanwhile, not a smaller sum.
     """
-    near, draw = Nearby(program, machine, dtype, frozen, of_inputs=of_inputs), Random(program.name)
+    near, draw = Nearby(program, machine, dtype, frozen, of_inputs=of_inputs, by_step=by_step), Random(program.name)
     for _ in range(draws if near.grid.axes else 0):
         if (change := near.draw(draw, cheaper=True)) is not None:
             near.take(change)
-    return near.program, near.time_ps
+    return near.program, sum(map(sum, near.costs))

@@ -18,7 +18,7 @@ from convgen.cost.network_memory import MemoryWalk
 from convgen.cost.rows import program_cost
 from convgen.errors import InputError, InternalError, Note
 from convgen.plan.factors import MOST_AXES, NAMES, factorisations, primes
-from convgen.plan.fewer import LITTLE, MUCH, on_fewer, with_idle
+from convgen.plan.fewer import LITTLE, MUCH, on_fewer, with_idle, without_idle
 from convgen.plan.letters import lay_out
 from convgen.plan.parts import ANY, Parts, Room
 from convgen.plan.program.candidates import Way
@@ -72,6 +72,11 @@ class NetworkPlan:
     parts: Parts | None = None
     ranks: int = 0
     beside: tuple[NetworkPlan, ...] = ()
+
+    @property
+    def step_s(self) -> float:
+        """Seconds that it was chosen by: of a step with what travels meanwhile, or one after the other."""
+        return self.seconds if self.step is None else self.step.overlapped
 
     def checked(self, machine: Machine, dtype: str) -> NetworkPlan:
         """Itself.
@@ -316,35 +321,51 @@ def of_samples(plan: NetworkPlan, parts: Parts, ranks: int, machine: Machine, dt
     return [replace(made, runner_up={}, heuristic=None, ranks=ranks)]
 
 
-def polished(plan: NetworkPlan, machine: Machine, dtype: str) -> NetworkPlan:
+def polished(plan: NetworkPlan, machine: Machine, dtype: str, *, by_step: bool = False) -> NetworkPlan:
     """A plan, or a better one near it that takes no more memory than there is (plan/program/nearby.py).
 
     Not where rows are given, blocks are computed again, or types are those under autocast.
+
+    Args:
+        by_step: better is a shorter step with what travels meanwhile, counted quickly, not a smaller sum.
     """
     program, parts = plan.program, plan.parts
     if parts is None or parts.given or program.again or program.autocast:
         return plan
     frozen = {*parts.fixed, *(parts.parted(program, True).fixed if parts.parted is not None else ())}
     draws = min(NEAR * len(program.rows), MOST_NEAR)
-    better, ps = improved(program, machine, dtype, draws, frozen, of_inputs=parts.of_inputs)
-    saved = plan.seconds - ps / PICOSECONDS
-    if saved <= 0:
+    better, ps = improved(program, machine, dtype, draws, frozen, of_inputs=parts.of_inputs, by_step=by_step)
+    if better == program:
         return plan
     fits = counted(Found(better, ps, 0, 0, 0, {}), plan.room)
     if plan.room.memory_bytes is not None and fits.peak > plan.room.memory_bytes:
         return plan
-    second = {i: (way, more + saved) for i, (way, more) in plan.runner_up.items()}
+    saved = plan.seconds - ps / PICOSECONDS
+    second = {} if by_step else {i: (way, more + saved) for i, (way, more) in plan.runner_up.items()}
     return replace(
         plan, program=better, seconds=ps / PICOSECONDS, memory_bytes=fits.peak, walk=fits.walk, runner_up=second
     )
 
 
+def nearer(plan: NetworkPlan, ranks: int, machine: Machine, dtype: str) -> NetworkPlan:
+    """A plan of so many ranks, or one near it whose step is shorter with what travels meanwhile, counted quickly."""
+    grid = without_idle(plan.program.grid)
+    if plan.parts is not None and grid != plan.program.grid:
+        plan = replace(plan, program=_on_grid(plan.program, grid, plan.parts))
+    return widened(polished(plan, machine, dtype, by_step=True), ranks, machine, dtype)
+
+
 def widened(plan: NetworkPlan, ranks: int, machine: Machine, dtype: str) -> NetworkPlan:
     """A plan where there are more ranks: the others have copies, if links serve them so well, or are left out."""
     plan = replace(plan, ranks=ranks)
-    laid_out = plan_of(plan.program, "")
-    if plan.parts is None or laid_out.grid.ranks == ranks or ranks % laid_out.grid.ranks:
+    grid = plan.program.grid
+    if plan.parts is None or grid.ranks == ranks or ranks % grid.ranks:
         return plan
-    wider = program_of(replace(laid_out, grid=with_idle(laid_out.grid, ranks)), plan.parts)
-    wider = replace(wider, reduce_dtype=plan.program.reduce_dtype, autocast=plan.program.autocast)
+    wider = _on_grid(plan.program, with_idle(grid, ranks), plan.parts)
     return replace(plan, program=wider) if program_cost(wider, machine, dtype).seconds == plan.seconds else plan
+
+
+def _on_grid(program: Program, grid: Grid, parts: Parts) -> Program:
+    """The same layout with other axes of copies."""
+    found = program_of(replace(plan_of(program, ""), grid=grid), parts)
+    return replace(found, reduce_dtype=program.reduce_dtype, autocast=program.autocast)
