@@ -18,6 +18,7 @@ from convgen.cost.machines import load_machine
 from convgen.cost.model import Model
 from convgen.cost.schedule import schedule_cost
 from convgen.errors import InputError
+from convgen.resources import data_file
 from convgen.spec.reader import read_layers
 
 FACTORY = """
@@ -143,6 +144,28 @@ def test_a_picture(tmp_path: Path) -> None:
     done = run(f"{PLANNED} --ranks 1,2 --plot p.svg")
     assert done.exit_code == 0 and done.stderr.splitlines()[-1] == "p.svg"
     assert (tmp_path / "p.svg").stat().st_size > 10_000
+
+
+def test_deviations_are_those_of_single_plans() -> None:
+    """In the table, the data and the picture, where the machine's file knows how far it is off."""
+    lassen = data_file("tuning", "machines", "lassen.yaml").read_text()
+    Path("known.yaml").write_text(f"{lassen}uncertainty: {{computing: 0.1, links: 0.3}}\n")
+    line = PLANNED.replace("lassen", "known.yaml")
+    found = data_of(f"{line} --ranks 1,2")
+    for row in found["ranks"]:
+        alone = data_of(f"{line} --ranks {row['ranks']}")
+        assert row["plan"]["deviation_seconds"] == alone["deviation_seconds"] > 0
+        assert row["sample_parallelism"]["deviation_seconds"] > 0
+    text = run(f"{line} --ranks 1,2 --plot p.svg").stdout
+    for row in found["ranks"]:
+        assert f"{row['plan']['seconds'] * 1e3:.3f} +- {row['plan']['deviation_seconds'] * 1e3:.3f} ms" in text
+    assert "LineCollection" in Path("p.svg").read_text()
+    unknown = data_of(f"{PLANNED} --ranks 1,2")
+    assert all(
+        row[what]["deviation_seconds"] is None for row in unknown["ranks"] for what in ("plan", "sample_parallelism")
+    )
+    assert "+-" not in run(f"{PLANNED} --ranks 1,2 --plot q.svg").stdout
+    assert "LineCollection" not in Path("q.svg").read_text()
 
 
 @pytest.mark.parametrize(

@@ -119,4 +119,14 @@ def _work(program: Program, price: Price, local: Local) -> tuple[Step, Seconds |
 
 def plus_minus(one: Estimate) -> str:
     """2.400 +- 0.500 ms."""
-    return f"{one.seconds * 1e3:.3f} +- {one.deviation * 1e3:.3f} ms"
+    return milliseconds(one.seconds, one.deviation)
+
+
+def milliseconds(seconds: float, deviation_s: float | None) -> str:
+    """Of a step, and its deviation where that is known.
+
+    Example:
+        >>> milliseconds(2.4e-3, 5e-4), milliseconds(2.4e-3, None)
+        ('2.400 +- 0.500 ms', '2.400 ms')
+    """
+    return f"{seconds * 1e3:.3f}" + ("" if deviation_s is None else f" +- {deviation_s * 1e3:.3f}") + " ms"

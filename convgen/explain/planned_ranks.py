@@ -14,11 +14,13 @@ from convgen.algebra.grid import Grid
 from convgen.compiler import Compiled, compile_layer
 from convgen.cost.machine import Machine
 from convgen.cost.rows import program_cost
+from convgen.cost.timeline import simulate
+from convgen.cost.uncertainty import estimate, milliseconds
 from convgen.explain.planned import Planned
 from convgen.explain.planned_scaling import memory_bytes
 from convgen.network_compiler import CompiledNetwork, by_samples, compile_network, plan_graph
 from convgen.pictures.scaling import Curves, draw_ranks
-from convgen.plan.program.by_timeline import overlapped_s
+from convgen.plan.program.overlapped import overlapped
 from convgen.plan.program.ranks import grids_of
 from convgen.plan.program.refusal import TooLittleOnRanks
 from convgen.plan.setting import Setting
@@ -42,12 +44,14 @@ class Step:
         seconds: modelled; None: it can't be, and `why_not` says why.
         memory_bytes: of the fullest rank; of what does not fit the least that is needed; None: not known.
         fits: whether the ranks have that.
+        deviation_s: one standard deviation of seconds; None: the machine doesn't know, or it is a layer's.
     """
 
     seconds: float | None
     memory_bytes: int | None
     fits: bool = True
     why_not: str = ""
+    deviation_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -114,17 +118,24 @@ def network_help(graph: Graph, setting: Setting, counts: Sequence[int], tell: Te
     base = fitting[0].compiled if fitting else _not_split(graph, setting)
     dtype, machine = setting.dtype or base.dtype, setting.machine
 
-    def took(program: Program) -> float:
-        whole = program_cost(program, machine, dtype).seconds
-        return whole if machine.hides_gradients else overlapped_s(program, machine, dtype)
+    def took(program: Program) -> tuple[float, float | None]:
+        """Seconds, and their deviation."""
+        if machine.hides_gradients:
+            return program_cost(program, machine, dtype).seconds, None
+        meanwhile = overlapped(program, machine, dtype)
+        known = estimate(meanwhile, machine, dtype)
+        if known is None:
+            return simulate(meanwhile, machine, dtype, alike=True).end_s, None
+        return known.seconds, known.deviation
 
     def sample(ranks: int) -> Step:
         if graph.batch < ranks:
             return Step(None, None, fits=False, why_not=_too_few(graph.batch, ranks))
         tell(f"splitting samples over {number_of(ranks, 'rank')}")
         program = by_samples(base, ranks)
-        taken = memory_bytes(program, room)
-        return Step(took(program), taken, room.memory_bytes is None or taken <= room.memory_bytes)
+        taken, (seconds, deviation) = memory_bytes(program, room), took(program)
+        fits = room.memory_bytes is None or taken <= room.memory_bytes
+        return Step(seconds, taken, fits, deviation_s=deviation)
 
     for ranks, one in planned.items():
         if isinstance(one, TooLittleOnRanks):
@@ -132,11 +143,12 @@ def network_help(graph: Graph, setting: Setting, counts: Sequence[int], tell: Te
             rows.append(OnRanks(ranks, None, (), step, sample(ranks)))
             continue
         seconds = one.found.seconds if machine.hides_gradients else one.timeline.end_s
-        step = Step(seconds, one.found.memory_bytes)
+        deviation = None if one.estimate is None else one.estimate.deviation
+        step = Step(seconds, one.found.memory_bytes, deviation_s=deviation)
         rows.append(OnRanks(ranks, one.program.grid, _split(one), step, sample(ranks)))
     products = sum(row.bound.operation.is_product for row in base.plain.rows)
     counted = "outputs and error signals of every layer stay" if room.keep == "every" else "what backward reads stays"
-    one_s = took(by_samples(base, 1))
+    one_s = took(by_samples(base, 1))[0]
     what = number_of(products, "layer")
     how = "sums of gradients hidden" if machine.hides_gradients else "with what travels meanwhile"
     budget = room.memory_bytes
@@ -268,7 +280,7 @@ def _split_text(split: tuple[tuple[str, float], ...]) -> str:
 
 def _took(step: Step) -> str:
     if step.seconds is not None and step.fits:
-        return f"{step.seconds * 1e3:.3f} ms"
+        return milliseconds(step.seconds, step.deviation_s)
     return "does not fit" if step.memory_bytes is not None else step.why_not
 
 
@@ -310,7 +322,8 @@ def help_json(found: Help, lines: Sequence[str]) -> dict[str, Any]:
 
     def step(one: Step) -> dict[str, Any]:
         return {
-            "seconds": one.seconds, "memory_bytes": one.memory_bytes, "fits": one.fits, "why_not": one.why_not or None
+            "seconds": one.seconds, "deviation_seconds": one.deviation_s, "memory_bytes": one.memory_bytes,
+            "fits": one.fits, "why_not": one.why_not or None,
         }  # fmt: skip
 
     return {
@@ -336,7 +349,11 @@ def help_json(found: Help, lines: Sequence[str]) -> dict[str, Any]:
 
 
 def plot_help(found: Help, file: Path) -> None:
-    """Seconds and memory over ranks. Raises InputError: matplotlib is missing, or the file can't be written."""
+    """Seconds, their deviations, and memory over ranks.
+
+    Raises:
+        InputError: matplotlib is missing, or the file can't be written.
+    """
     plans, samples = [(r.ranks, r.plan) for r in found.rows], [(r.ranks, r.sample) for r in found.rows]
     title = f"{found.name}: {number_of(found.batch, 'sample')}"
     draw_ranks(title, found.machine, _curves(plans), _curves(samples), found.budget_bytes, file)
@@ -344,4 +361,6 @@ def plot_help(found: Help, file: Path) -> None:
 
 def _curves(steps: Sequence[tuple[int, Step]]) -> Curves:
     seconds = [(ranks, one.seconds) for ranks, one in steps if one.fits and one.seconds is not None]
-    return Curves(seconds, [(ranks, float(one.memory_bytes)) for ranks, one in steps if one.memory_bytes is not None])
+    memory = [(ranks, float(one.memory_bytes)) for ranks, one in steps if one.memory_bytes is not None]
+    off = [(ranks, one.deviation_s) for ranks, one in steps if one.fits and one.deviation_s is not None]
+    return Curves(seconds, memory, off)

@@ -68,14 +68,16 @@ def draw_scaling(of: Scaling, ranks: int, file: Path, told: Callable[[str], None
 
 @dataclass(frozen=True)
 class Curves:
-    """Over ranks: seconds of steps that fit, and bytes of the fullest rank of all of them."""
+    """Over ranks: seconds of steps that fit, bytes of the fullest rank of all of them, and deviations of seconds where
+    these are known."""
 
     seconds: Points
     memory_bytes: Points
+    deviations: Points
 
 
 def draw_ranks(title: str, machine: str, planned: Curves, sample: Curves, budget: int | None, file: Path) -> None:
-    """Modelled seconds a step, and memory of the fullest rank, over ranks; the batch is fixed.
+    """Modelled seconds a step with their deviations, and memory of the fullest rank, over ranks; the batch is fixed.
 
     Args:
         title: the network, and its samples.
@@ -89,7 +91,10 @@ def draw_ranks(title: str, machine: str, planned: Curves, sample: Curves, budget
     times = [[(p, s * 1e3) for p, s in one.seconds] for one in (planned, sample)]
     _curves(left, times, counts, title)
     left.set_ylabel(f"ms a step, modelled on {machine}")
-    _scale([left], [s for points in times for _, s in points])
+    ends = [s for points in times for _, s in points]
+    for one, colour in ((sample, SAMPLE), (planned, PLANNED)):
+        ends += _bars(left, one, colour)
+    _scale([left], ends)
     _curves(right, [[(p, b / GIB) for p, b in one.memory_bytes] for one in (planned, sample)], counts, "memory")
     right.set_ylabel("GiB on the fullest rank")
     right.set_ylim(bottom=0)
@@ -98,6 +103,16 @@ def draw_ranks(title: str, machine: str, planned: Curves, sample: Curves, budget
         right.annotate("what a rank has", (1, budget / GIB), xycoords=("axes fraction", "data"), fontsize=8,
                        xytext=(-3, 3), textcoords="offset points", ha="right", color="#555555")  # fmt: skip
     save_figure(figure, file, 150)
+
+
+def _bars(panel: Any, of: Curves, colour: str) -> list[float]:
+    """A standard deviation up and down of each step of which it is known, in milliseconds; where the bars end above."""
+    seconds = dict(of.seconds)
+    bars = [(p, seconds[p] * 1e3, off * 1e3) for p, off in of.deviations if p in seconds]
+    if bars:
+        counts, middle, off = zip(*bars, strict=True)
+        panel.errorbar(counts, middle, yerr=off, fmt="none", ecolor=colour, elinewidth=1, capsize=3)
+    return [at + off for _, at, off in bars]
 
 
 def draw_measured(panels: Mapping[str, tuple[Points, Points]], device: str, file: Path) -> None:
