@@ -345,6 +345,19 @@ def local_seconds(price: Price, local: Local) -> Seconds:
     return busy * (1 - share) + launch * pieces + _held_result(row, price.grid) * copy_s  # put together, or taken apart
 
 
+def rank_seconds(
+    price: Price, operation: Operation, way: int, roles: Roles, operands: tuple[int, ...], derived: tuple[int, ...]
+) -> Seconds:
+    """By rank, of an operation or of its gradients, with what launches take.
+
+    Args:
+        operands: of the vjp for these; none: of the operation itself.
+        derived: those of them whose gradients rows of their own make.
+    """
+    busy, launches = _busy_seconds(price, operation, way, roles, operands, derived)
+    return busy + launches * price.machine.rows_launch_s
+
+
 @lru_cache(maxsize=1 << 13)
 def _busy_seconds(
     price: Price, operation: Operation, way: int, roles: Roles, operands: tuple[int, ...], derived: tuple[int, ...]

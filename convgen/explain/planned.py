@@ -15,6 +15,7 @@ from convgen.explain.memory import memory_json, memory_line
 from convgen.explain.planned_layers import Layer, layers_of
 from convgen.network_compiler import CompiledNetwork, on_one_rank, sample_parallelism
 from convgen.plan.fewer import IDLE, idle_line
+from convgen.plan.program.bound import Bound, bound
 from convgen.plan.program.by_timeline import overlapped_s
 from convgen.plan.program.overlapped import overlapped
 from convgen.plan.program.ranks import NetworkPlan
@@ -92,6 +93,11 @@ class Planned:
         return [*found, *map(str, near)]
 
     @cached_property
+    def bound(self) -> Bound | None:
+        """How far it is from the best, at most; None where nothing says (plan/program/bound.py)."""
+        return bound(self.found, self.setting.machine, self.dtype)
+
+    @cached_property
     def sample(self) -> Program | None:
         return sample_parallelism(self.compiled, self.ranks)
 
@@ -145,6 +151,8 @@ def _summary(plan: Planned) -> Iterator[str]:
     yield f"step    {plan.found.seconds * 1e3:.3f} ms: {_sums(layers)}; modelled, steps one after the other{hidden}"
     if not machine.hides_gradients:
         yield from _meanwhile(plan)
+    if plan.bound is not None:
+        yield f"bound   {_bound(plan.bound)}"
     yield f"others  {number_of(len(rest), 'other layer')}: {_sums(rest)}"
     yield f"sent    {sum(one.sent_bytes for one in layers) / 1e6:.2f} MB a rank"
     yield _memory(plan)
@@ -196,6 +204,14 @@ def _meanwhile(plan: Planned) -> Iterator[str]:
         yield f"  chosen by that time: {took}; the plan of the least sum: {sums}"
 
 
+def _bound(known: Bound) -> str:
+    said = f"at most {known.gap:.2%} from the best of its grid's candidates, none of which is below "
+    said += f"{known.candidates_s * 1e3:.3f} ms"
+    if known.anywhere_s is None:
+        return said
+    return f"{said}; {known.gap_anywhere:.2%} from any layout, which computes for {known.anywhere_s * 1e3:.3f} ms"
+
+
 def _memory(plan: Planned) -> str:
     room, taken = plan.setting.bounded, plan.found.memory_bytes
     of = f", of {gib(room.memory_bytes)} GiB that it may take" if room.memory_bytes is not None else ""
@@ -239,6 +255,7 @@ def planned_json(plan: Planned) -> dict[str, Any]:
         "overlapped_seconds": None if machine.hides_gradients else plan.timeline.end_s,
         "deviation_seconds": None if plan.estimate is None else plan.estimate.deviation,
         "alike": plan.alike,
+        "bound": None if plan.bound is None else _bound_json(plan.bound),
         "compute_seconds": sum(one.compute_ps for one in layers) / PICOSECONDS,
         "communication_seconds": sum(one.moving_ps for one in layers) / PICOSECONDS,
         "sent_bytes": sum(one.sent_bytes for one in layers),
@@ -254,6 +271,15 @@ def planned_json(plan: Planned) -> dict[str, Any]:
         "measured_steps": _known(plan) if machine.steps else 0,
         "tried": [{"grid": grid.plain, "seconds": seconds} for grid, seconds in found.tried],
         "nodes": [_layer_json(plan, one) for one in layers],
+    }
+
+
+def _bound_json(known: Bound) -> dict[str, float | None]:
+    return {
+        "candidates_seconds": known.candidates_s,
+        "gap": known.gap,
+        "anywhere_seconds": known.anywhere_s,
+        "gap_anywhere": known.gap_anywhere,
     }
 
 

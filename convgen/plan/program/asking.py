@@ -30,15 +30,19 @@ _VJP = np.array(-1)
 AT_ONCE = 1 << 17  # numbers of an array of options, their gradients' ways and cells
 
 
-def answered(question: Question, price: Price) -> Answer:
-    """Tables of a row."""
-    q, cells = question, Cells(question)
-    rows = GradientRows(q, price, cells)
+def answered(question: Question, price: Price, back: Price | None = None) -> Answer:
+    """Tables of a row.
+
+    Args:
+        back: of backward, where that is another than forward's.
+    """
+    q, cells, back = question, Cells(question), back or price
+    rows = GradientRows(q, back, cells)
     costs = np.empty((len(q.options), *cells.shape), dtype=np.int64)
     memory, derived = np.empty_like(costs), [dict[str, tuple[Table, list[Way]]]() for _ in q.options]
     most = AT_ONCE // max(prod(cells.shape) * max((len(ways) for ways in rows.ways.values()), default=1), 1)
     for some in _at_once(q, max(most, 1)):
-        options = _Options(q, price, cells, rows, [q.options[i] for i in some])
+        options = _Options(q, price, back, cells, rows, [q.options[i] for i in some])
         costs[some], own = options.costs()
         memory[some] = options.memory(own)
         for name, taken in own.items():
@@ -67,8 +71,10 @@ class _Choice(NamedTuple):
 class _Options:
     """Options with one signature."""
 
-    def __init__(self, q: Question, price: Price, cells: Cells, rows: GradientRows, some: Sequence[Option]) -> None:
-        self.q, self.price, self.cells, self.rows, self.some = q, price, cells, rows, some
+    def __init__(
+        self, q: Question, price: Price, back: Price, cells: Cells, rows: GradientRows, some: Sequence[Option]
+    ) -> None:
+        self.q, self.price, self.back, self.cells, self.rows, self.some = q, price, back, cells, rows, some
         self.number = some[0].way[0]
         self.signature = q.operation.signatures[self.number]
         self.tensors = price.tensors(self.signature)
@@ -149,14 +155,14 @@ class _Options:
         """A result's gradient for the vjp."""
         result = self.signature.results[j]
         wants = self.price.wants(self.signature, result, roles).summed
-        return self.price.of(self.q.types.given[j]).fetched(self.tensors[result.name], stored, wants)
+        return self.back.of(self.q.types.given[j]).fetched(self.tensors[result.name], stored, wants)
 
     def _back(self, k: int, roles: Roles, stored: tuple[Stored, ...]) -> Counts:
         """An operand's gradient by the vjp."""
         operand, types = self.signature.inputs[k], self.q.types
         found, sets = self.price.gradient(self.signature, operand, roles), self.tensors[operand.name]
         back, here = (
-            self.price.of(kind).collected(sets, found, stored, parameter=self.q.learnt[k])
+            self.back.of(kind).collected(sets, found, stored, parameter=self.q.learnt[k])
             for kind in (types.back[k], types.back_here[k])
         )
         if types.back[k] == types.back_here[k]:
@@ -193,7 +199,7 @@ class _Options:
                 yield _Choice(np.where(fewer > 0, costs, NEVER), ways | by_key)
 
     def _vjp(self, operands: Sequence[int], roles: Roles) -> int:
-        here = self.price.of(self.q.types.local)
+        here = self.back.of(self.q.types.local)
         return here.local(self.q.operation, self.number, dict(roles), operands)
 
     def _least(self, name: str, key: object) -> tuple[Table, Table]:

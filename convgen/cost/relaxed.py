@@ -1,0 +1,98 @@
+"""Prices that no step of training is below, whatever of it travels meanwhile: a sum over rows, as searches want it.
+
+A step is forward, then backward. In each, a rank computes its part, and stands still for what nothing hides; and all
+that moves shares its link, one byte after the other (cost/link.py). So each takes at least either, and also any mean:
+
+    share (what one rank computes + what can't be hidden) + (1 - share) (seconds of bytes that move)
+
+which is a sum over rows. What is hidden may be halos, gathers, scatters and sums; transposes (all_to_all) never are.
+Bytes count as on the best algorithm for many of them, since buckets and chunks may choose another one; those of halos
+not at all, as one wide halo may stand for several (widen-halos). What was measured, or off the model, says nothing of
+other sizes: of such machines bytes count nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from functools import lru_cache
+
+from convgen.algebra.grid import Grid
+from convgen.algebra.layout import Axes
+from convgen.algebra.redistribute import Kind
+from convgen.cost.collectives import usable
+from convgen.cost.links import collective_seconds
+from convgen.cost.machine import Machine
+from convgen.cost.moving import PICOSECONDS, Moves, Priced
+from convgen.cost.routes import Exchange, Step
+from convgen.cost.rows import Price
+from convgen.cost.timeline import rank_seconds
+from convgen.operations.row import Operation
+
+MANY = 1 << 40  # bytes of which latencies are no part to speak of
+WAITED = ("all_to_all",)
+
+
+class Relaxed(Price):
+    """
+    Args:
+        price: what steps cost.
+        rank: that computes.
+        share: of what it computes, and of what can't be hidden; the rest is of bytes.
+    """
+
+    def __init__(self, price: Price, rank: int, share: float) -> None:
+        super().__init__(price.grid, price.machine, price.dtype)
+        self.price, self.rank, self.share = price, rank, share
+        self.moves = _Waited(price, share)
+
+    def of(self, kind: str) -> Price:
+        other = self.price.of(kind)
+        if other is self.price:
+            return self
+        if kind not in self._others:
+            self._others[kind] = Relaxed(other, self.rank, self.share)
+        return self._others[kind]
+
+    def local(
+        self,
+        operation: Operation,
+        way: int,
+        roles: Mapping[str, Axes],
+        asked: Collection[int] | None = None,
+        derived: Collection[int] = (),
+    ) -> int:
+        key = operation, way, tuple(roles.items()), tuple(asked or ()), tuple(derived)
+        if (known := self._local.get(key)) is None:
+            seconds = rank_seconds(self.price, operation, way, *key[2:])
+            known = self._local[key] = int(self.share * float(seconds[self.rank]) * PICOSECONDS)
+        return known
+
+
+class _Waited(Moves):
+    """What of conversions is waited for, or keeps links busy."""
+
+    def __init__(self, price: Price, share: float) -> None:
+        super().__init__(price.grid, price.machine, price.element_bytes)
+        self.share = share
+
+    def _priced(self, step: Step) -> Priced:
+        if isinstance(step, Exchange):
+            return Priced(step.sent, 0)
+        kind, over, sent, busy = step
+        waited = super()._priced(step).ps if kind in WAITED else 0
+        machine = self.machine
+        each = 0.0 if machine.steps or machine.misfits else byte_seconds(self.grid, machine, kind, over)
+        moving = busy * self.element_bytes * each * PICOSECONDS
+        return Priced(sent, int(self.share * waited + (1 - self.share) * min(moving, waited or moving)))
+
+
+@lru_cache(maxsize=1 << 12)
+def byte_seconds(grid: Grid, machine: Machine, kind: Kind, over: Axes) -> float:
+    """Of each byte that a rank sends, at least, as one of many."""
+    how = machine.collectives.of(kind)
+    names = usable(kind, grid.over(over)) if how == "best" else (how,)
+
+    def seconds(count: int, name: str) -> float:
+        return collective_seconds(grid, machine.levels, kind, over, count, machine.add_s_per_byte, name)[0]
+
+    return min(seconds(2 * MANY, name) - seconds(MANY, name) for name in names) / MANY
