@@ -98,6 +98,8 @@ class Elementwise(Operation):
     shapes: tuple[tuple[int, ...], ...]
     differentiable: tuple[bool, ...] = ()
 
+    any_order = True
+
     @property
     def name(self) -> str:
         return self.op.partition(".")[0]

@@ -58,7 +58,7 @@ class Contraction(Operation):
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         x, w, *bias = operands
-        return (torch.nn.functional.linear(x, w, *bias) if bias else torch.einsum(self.subscripts, x, w),)
+        return (torch.nn.functional.linear(x, w, *bias) if bias else contracted(*self._sides, x, w),)
 
     @property
     def bias_along(self) -> int | None:
@@ -79,8 +79,8 @@ class Contraction(Operation):
     def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
         (dy,), (x, w), (first, second, result) = dys, kept, self._sides
         return (
-            torch.einsum(f"{result},{second}->{first}", dy, w) if wanted[0] else None,
-            torch.einsum(f"{result},{first}->{second}", dy, x) if wanted[1] else None,
+            contracted(result, second, first, dy, w) if wanted[0] else None,
+            contracted(result, first, second, dy, x) if wanted[1] else None,
         )
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
@@ -121,3 +121,14 @@ def matrix_product(batch: Sequence[int], rows: int, inner: int, columns: int) ->
     lead = "abcdefgh"[: len(batch)]
     extents = (*zip(lead, batch, strict=True), ("M", rows), ("K", inner), ("L", columns))
     return Contraction(f"{lead}MK,{lead}KL->{lead}ML", extents)
+
+
+def contracted(first: str, second: str, result: str, a: Any, b: Any) -> Any:
+    """What einsum makes of two operands with these indices; in one call where it is one product of matrices, as a
+    linear layer and its gradients are."""
+    *rows, k = first
+    if len(second) == 2 and k in second and second.replace(k, "") == result[-1:] and [*result[:-1]] == rows:
+        return torch.matmul(a, b if second[0] == k else b.t())
+    if len(result) == 2 and first[:-1] == second[:-1] and first[-1] + second[-1] == result and rows:
+        return a.flatten(0, -2).t() @ b.flatten(0, -2)
+    return torch.einsum(f"{first},{second}->{result}", a, b)

@@ -153,11 +153,14 @@ class Operation(ABC):
 
     Attributes:
         gives_anew: whether gradients by `vjp` are memory of their own.
+        any_order: whether `vjp` takes gradients in whatever order they lie in memory, as it makes an element of an
+            element, or looks at them in another shape.
         draws: whether it makes random numbers.
         in_evaluation: what it is there, of a network that is trained, too: itself, its first operand, or ones.
     """
 
     gives_anew: ClassVar[bool] = False
+    any_order: ClassVar[bool] = False
     draws: ClassVar[bool] = False
     in_evaluation: ClassVar[Literal["itself", "same", "fill"]] = "itself"
 

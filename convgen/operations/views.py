@@ -82,6 +82,8 @@ class View(Operation):
     out: tuple[int, ...]
     like: Open | None = field(default=None, metadata={"derived": True})
 
+    any_order = True
+
     def for_any(self, many: Operation, more: Operation) -> Operation:
         assert isinstance(many, View) and isinstance(more, View)
         x, y = (
@@ -181,6 +183,8 @@ class Permute(Operation):
 
     shape: tuple[int, ...]
     order: tuple[int, ...]
+
+    any_order = True
 
     @property
     def hands_gradient_on(self) -> bool:

@@ -29,7 +29,7 @@ from .norm_kernels import norm_here
 from .pieces import Halo, Pieces, pieces_of, put_together
 from .rows import Stand
 from .surrounded import HALO, surrounded, taken_from, taker
-from .travel import Move, RowHere, dense, flat_as, unflat_as, way_of
+from .travel import Move, RowHere, dense, fills, flat_as, unflat_as, way_of
 
 GRADIENTS = "gradients"
 CHAINS: tuple[str, ...] = ("fetch", "store", "given", "back")  # steps that convert something and wait for it
@@ -196,6 +196,10 @@ class Actions:
         product = WithBias(self._whole(line.key, wants), LocalCode(stand, stand.at(self.place), self._boxes(stand)))
         return _one(product.forward) if len(line.makes) == 1 else product.forward
 
+    def casts(self, line: Line) -> bool:
+        """Whether a step gives what it reads, or that in another type."""
+        return line.kind == "forward" and line.key in self.stands and bool(self.stands[line.key].operation.casts_to)
+
     def may_write_over(self, line: Line, maker: Line) -> bool:
         """Whether a step can write over what it reads first, which this step has made and leaves to it."""
         if line.kind == "add":
@@ -214,10 +218,12 @@ class Actions:
         code = self._whole(line.key, wants)
 
         adds = line.kind == "vjp_sum"  # to another gradient, which it reads last
+        any_order = self.stands[line.key].operation.any_order
 
         def vjp(kept: Any, *reads: Tensor | None) -> Any:
             dys, before = (reads[:-1], reads[-1]) if adds else (reads, None)
-            found = code.backward(kept, needed, [None if d is None else dense(d) for d in dys], keeps_graph(), before)
+            dys = dys if any_order else [None if d is None else dense(d) for d in dys]
+            found = code.backward(kept, needed, dys, keeps_graph(), before)
             return found if len(found) > 1 else found[0]
 
         return vjp
@@ -549,7 +555,7 @@ def _added(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 
 def _add_over(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     """The sum, where the first was if that can be."""
-    if a is None or b is None or a.dtype != b.dtype or dense(a) is not a:
+    if a is None or b is None or a.dtype != b.dtype or not fills(a):
         return _added(a, b)
     return a.add_(b)
 

@@ -295,6 +295,8 @@ class Linked:
             alone: by slot that one step alone reads, its maker.
         """
         maker = alone.get(next(iter(line.reads), NOTHING)) if line.kind in ("forward", "add") else None
+        while maker is not None and self.actions.casts(maker):  # which gives what it reads, where that has the type
+            maker = alone.get(maker.reads[0])
         return maker is not None and self.actions.may_write_over(line, maker)
 
     # ---- Backward ----

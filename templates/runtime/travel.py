@@ -78,6 +78,17 @@ def dense(tensor: Tensor, like: Tensor | None = None) -> Tensor:
     return tensor.contiguous()
 
 
+def fills(tensor: Tensor) -> bool:
+    """Whether elements lie one behind the other, in whatever order of the dimensions."""
+    there = 1
+    for stride, n in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if n > 1:
+            if stride != there:
+                return False
+            there *= n
+    return True
+
+
 def flat_as(tensor: Tensor, last: bool) -> Tensor:
     """Elements of a tensor one behind the other; `last`: channels last where it has two dimensions behind them."""
     return (tensor.movedim(1, -1) if last and tensor.dim() in CHANNELS_LAST else tensor).reshape(-1)
