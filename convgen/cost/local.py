@@ -27,6 +27,7 @@ from convgen.operations.row import Operation
 from convgen.operations.transposed import EXCHANGED
 from convgen.program.nodes import Phase
 
+Shape = tuple[float, ...]  # channels and filters of a group, taps, pixels of y, groups, step
 PHASE_OF: dict[str, Phase] = {made: phase for phase, made in MAKES.items()}
 
 
@@ -52,8 +53,13 @@ def layers_flops_per_s(
     machine: Machine, dtype: str, space: Space, operands: tuple[Layout, Layout, Layout], flops: int
 ) -> float:
     """What the slowest rank's convolution reaches, by its shape. `flops`: that rank's."""
-    if not machine.probes:
+    if not machine.by_shape:
         return machine.flops_per_s(dtype)
+    return machine.convolution_flops_per_s(dtype, *layers_shape(space, operands, flops))
+
+
+def layers_shape(space: Space, operands: tuple[Layout, Layout, Layout], flops: int) -> tuple[str, Shape]:
+    """The phase, and what a machine asks of its shape."""
     conv, w = space.conv, next(layout for layout in operands if layout.tensor == "w")
     sizes = [int((hi - lo).max()) for lo, hi in (space.block("w", d, w.axes[d]) for d in (0, 1))]
     x = next((layout for layout in operands if layout.tensor == conv.fine), None)
@@ -63,14 +69,14 @@ def layers_flops_per_s(
         lo, hi = space.block(conv.fine, 1, x.axes[1])
         groups = max(1, int((hi - lo).max()) // max(channels, 1))
     phase = conv.direct_phase(PHASE_OF[operands[2].tensor])
-    return _reached(machine, dtype, phase, (channels, sizes[0] // groups, conv.taps, groups, _step(conv)), flops)
+    return phase, _shape((channels, sizes[0] // groups, conv.taps, groups, _step(conv)), flops)
 
 
 def rows_flops_per_s(
     machine: Machine, dtype: str, operation: Operation, roles: Mapping[str, Axes], grid: Grid, flops: int
 ) -> float:
     """The same of a network's row, by its roles."""
-    if not machine.probes or operation.convolves is None:
+    if not machine.by_shape or operation.convolves is None:
         return machine.flops_per_s(dtype)
     phase, conv = operation.convolves
     if conv.transposed:
@@ -85,14 +91,16 @@ def rows_flops_per_s(
         groups = max(1, min(share("C", groups), share("F", groups)))
     else:
         channels, filters, groups = share("C", channels), share("F", filters), share("G", groups)
-    return _reached(machine, dtype, phase, (channels, filters, conv.taps, groups, _step(conv)), flops)
+    return machine.convolution_flops_per_s(
+        dtype, phase, _shape((channels, filters, conv.taps, groups, _step(conv)), flops)
+    )
 
 
-def _reached(machine: Machine, dtype: str, phase: str, sizes: tuple[int, ...], flops: int) -> float:
+def _shape(sizes: tuple[int, ...], flops: int) -> Shape:
     """`sizes`: channels and filters of a group, taps, groups, step; pixels follow from the flops."""
     channels, filters, taps, groups, step = (max(n, 1) for n in sizes)
     pixels = max(flops / (2 * channels * filters * taps * groups), 1.0)
-    return machine.convolution_flops_per_s(dtype, phase, (channels, filters, taps, pixels, groups, step))
+    return channels, filters, taps, pixels, groups, step
 
 
 def _step(conv: Conv) -> int:

@@ -13,6 +13,7 @@ from convgen.algebra.space import Space
 from convgen.cost.collectives import RINGS, Collectives
 from convgen.cost.machine_measured import Misfit, Probe, efficiency_like, over_model
 from convgen.cost.measured_steps import NONE, MeasuredSteps
+from convgen.cost.tiles import Tiles
 
 Operands = tuple[Layout, Layout, Layout]
 
@@ -72,14 +73,15 @@ class Machine:
         memory_bytes: of one rank's device; None where the file doesn't say.
         memory_bytes_per_s: of one rank's device.
         peak_flops: (dtype, flop/s) of one rank's device.
-        efficiency: share of that peak that convolutions reach.
+        efficiency: share of that peak that convolutions reach; with tiles, those of whole tiles that fill the device.
         launch_s: overhead of one local operation of a layer's module, and of a network's where that is not told apart.
         network_launch_s: of one local operation of a network's package; None where it was not measured.
         message_processor_s, processor_s_per_byte: what a message that travels meanwhile takes of a rank's computing,
             while it receives one as long: where no core is left for it.
         collectives: the algorithms that its library uses.
         misfits: collectives as they were measured; empty where the model is all that is known.
-        probes: convolutions by shape; empty where one efficiency is taken for all.
+        probes: convolutions by shape; empty where none were measured.
+        tiles: of a GPU; without them and without probes one efficiency is taken for all.
         timed: seconds of single convolutions, where they were measured.
         steps: of packages, as they were measured where the model was off.
         uncertainty: (computing or links, one standard deviation of its seconds as a share of them); empty: not said.
@@ -103,11 +105,17 @@ class Machine:
     collectives: Collectives = RINGS
     misfits: tuple[Misfit, ...] = ()
     probes: tuple[Probe, ...] = ()
+    tiles: Tiles | None = None
     timed: LocalTimes | None = None
     steps: MeasuredSteps = NONE
     uncertainty: tuple[tuple[str, float], ...] = ()
     hides_gradients: bool = False
     adds_biases: bool = True
+
+    @property
+    def by_shape(self) -> bool:
+        """Whether what a convolution reaches hangs on its shape."""
+        return bool(self.probes) or self.tiles is not None
 
     @property
     def rows_launch_s(self) -> float:
@@ -135,7 +143,7 @@ class Machine:
         return replace(self, levels=levels, misfits=(), steps=NONE)
 
     def flops_per_s(self, dtype: str) -> float:
-        """What convolutions reach in this dtype."""
+        """What convolutions reach in this dtype, at most where it hangs on their shape."""
         return dict(self.peak_flops)[dtype] * self.efficiency
 
     def over_model(self, kind: Kind, ranks: int, sent_bytes: float) -> float:
@@ -144,9 +152,12 @@ class Machine:
 
     def convolution_flops_per_s(self, dtype: str, phase: str, shape: tuple[float, ...]) -> float:
         """What a convolution reaches. `shape`: channels and filters of a group, taps, pixels of y, groups, step."""
-        if not self.probes:
+        if self.probes:
+            return dict(self.peak_flops)[dtype] * efficiency_like(self.probes, phase, shape)
+        if self.tiles is None:
             return self.flops_per_s(dtype)
-        return dict(self.peak_flops)[dtype] * efficiency_like(self.probes, phase, shape)
+        peaks = dict(self.peak_flops)
+        return self.flops_per_s(dtype) * self.tiles.share(phase, shape, peaks[dtype] / max(peaks.values()))
 
     @property
     def add_s_per_byte(self) -> float:

@@ -21,6 +21,7 @@ measured_collectives:             # optional: measured over modelled seconds, by
   - {collective: all_gather, ranks: 2, bytes: [2048, 131072], over_model: [1.6, 2.1]}
 measured_convolutions:            # optional: share of the peak of forward, backward-data, backward-filter
   - {channels: 64, filters: 64, taps: 9, pixels: 3136, efficiency: [0.8, 0.7, 0.6]}   # groups: 1, step: 1
+tiles: {processors: 132, reading: 65, adding: 195}   # optional: of a GPU, which reaches less by small blocks (tiles.py)
 adds_biases: true                 # optional: false where a network's biases are steps of their own
 uncertainty: {computing: 0.1, links: 0.2}   # optional: of seconds, one standard deviation
 measured_steps:                   # optional: steps of packages where the model was off (steps_file.py)
@@ -43,6 +44,7 @@ from convgen.cost.file_values import check_keys, mapping, numbers, positive, tex
 from convgen.cost.machine import Level, Machine
 from convgen.cost.machine_measured import PHASES, Misfit, Probe
 from convgen.cost.steps_file import STEPS, read_steps
+from convgen.cost.tiles import Tiles
 from convgen.errors import InputError
 from convgen.spec.formats import without_format
 from convgen.spec.layer import DTYPES
@@ -57,9 +59,10 @@ _PROCESSOR = ("message_processor_s", "processor_s_per_byte")
 _BIASES = "adds_biases"
 _OPTIONAL = (
     *("device", "memory_bytes", _NETWORK, *_PROCESSOR, _BIASES),
-    *("collectives", "measured_collectives", "measured_convolutions", "uncertainty", STEPS),
+    *("collectives", "measured_collectives", "measured_convolutions", "tiles", "uncertainty", STEPS),
 )
 UNCERTAIN = ("computing", "links")
+_TILES = ("processors", "reading", "adding")
 _MISFIT = ("collective", "ranks", "bytes", "over_model")
 _PROBE = ("channels", "filters", "taps", "pixels", "efficiency")
 _KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "exchange")
@@ -112,6 +115,7 @@ def machine_from_dict(data: dict[str, Any]) -> Machine:
         collectives=_collectives(data.get("collectives")),
         misfits=tuple(_misfit(item, path) for item, path in _items(data, "measured_collectives")),
         probes=tuple(_probe(item, path) for item, path in _items(data, "measured_convolutions")),
+        tiles=_tiles(data.get("tiles")),
         memory_bytes_per_s=values["memory_bytes_per_s"],
         efficiency=values["efficiency"],
         launch_s=values["launch_s"],
@@ -208,6 +212,15 @@ def _uncertainty(value: object) -> tuple[tuple[str, float], ...]:
     said = mapping(value, ("uncertainty",), "computing and links: one standard deviation as a share of seconds")
     check_keys(said, UNCERTAIN, ("uncertainty",))
     return tuple((key, positive(said[key], ("uncertainty", key))) for key in UNCERTAIN)
+
+
+def _tiles(value: object) -> Tiles | None:
+    if value is None:
+        return None
+    said = mapping(value, ("tiles",), f"a mapping with {', '.join(_TILES)}")
+    check_keys(said, _TILES, ("tiles",))
+    _, reading, adding = (positive(said[key], ("tiles", key)) for key in _TILES)
+    return Tiles(processors=whole(said["processors"], ("tiles", "processors")), reading=reading, adding=adding)
 
 
 def _items(data: dict[str, Any], key: str) -> Iterator[tuple[object, tuple[str | int, ...]]]:

@@ -28,9 +28,9 @@ from convgen.cost.machine import LocalTimes, Machine
 from convgen.cost.measured_steps import Work as StepWork
 from convgen.cost.moving import PICOSECONDS, Moves
 from convgen.cost.network import element_bytes
-from convgen.cost.work import most_work
+from convgen.cost.work import most_work, taken_back
 from convgen.errors import InputError
-from convgen.operations.row import Launch, Operation, Work, repeats
+from convgen.operations.row import Launch, Operation, Work
 from convgen.program.biases import NONE, Biased, leaves, stays
 from convgen.program.network import Program, asked
 from convgen.program.rows import Chain, PlacedRow, Roles, Stored, index_sets, sides
@@ -212,8 +212,7 @@ class Price:
         sizes = self.grid.sizes
         nests = tuple((index, tuple(sizes[a] for a in axes)) for index, axes in roles.items() if axes)
         done = most_work(operation, way, nests, undone=asked is not None)
-        often = [1] * len(done) if asked is None else repeats(done, asked, derived)
-        yield from zip(often, done, strict=True)
+        yield from ((1, one) for one in done) if asked is None else taken_back(done, asked, derived)
 
     def _timed(
         self,

@@ -35,8 +35,8 @@ from convgen.cost.moving import PICOSECONDS, Moves
 from convgen.cost.network import bucket_record
 from convgen.cost.routes import forget_routes
 from convgen.cost.rows import Price, price_on
-from convgen.cost.work import work_by_rank
-from convgen.operations.row import Operation, repeats
+from convgen.cost.work import taken_back, work_by_rank
+from convgen.operations.row import Operation
 from convgen.program.chunks import shares
 from convgen.program.early import boundary_pieces, interior_rows
 from convgen.program.flow import Flow, Local, Start, Wait, backward, forward, is_of_operand
@@ -369,9 +369,9 @@ def _busy_seconds(
         derived: those of them whose gradients rows of their own make.
     """
     machine, total = price.machine, np.zeros(price.grid.ranks)
-    done = work_by_rank(operation, way, tuple(sorted(roles)), price.grid, undone=bool(operands))
-    often = repeats(done, operands, derived) if operands else [1] * len(done)
-    for n, one in zip(often, done, strict=True):
+    there = work_by_rank(operation, way, tuple(sorted(roles)), price.grid, undone=bool(operands))
+    done = [*taken_back(there, operands, derived)] if operands else [(1, one) for one in there]
+    for n, one in done:
         flops, elements = (
             np.broadcast_to(np.asarray(k, dtype=np.float64), price.grid.ranks)
             for k in (one.work.flops, one.work.elements)
@@ -380,7 +380,7 @@ def _busy_seconds(
         rate = rows_flops_per_s(machine, price.dtype, one.operation, dict(roles), price.grid, most)
         busy = np.maximum(flops / rate, elements * price.element_bytes / machine.memory_bytes_per_s)
         total += n * np.rint(busy * PICOSECONDS) / PICOSECONDS
-    launches = sum(n for n, one in zip(often, done, strict=True) if not one.operation.rides)
+    launches = sum(n for n, one in done if not one.operation.rides)
     known = price.measured_s(operation, way, dict(roles), operands or None, derived)
     if known is None:
         return total, launches

@@ -6,7 +6,7 @@ found from the largest parts of each index alone, without numbering ranks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
@@ -21,7 +21,7 @@ from convgen.algebra.layout import Axes
 from convgen.algebra.relations import Relation
 from convgen.algebra.signature import Made, Signature
 from convgen.algebra.tensors import Dim
-from convgen.operations.row import At, Launch, Operation, Work
+from convgen.operations.row import At, Launch, Operation, Work, repeats
 from convgen.program.rows import index_sets
 
 Nests = tuple[tuple[str, tuple[int, ...]], ...]
@@ -139,6 +139,22 @@ def work_by_rank(
     where: Any = (blocks, inside, inside)  # arrays over ranks, where a rank has numbers
     at = At(*where)
     return operation.undone(way, at) if undone else operation.launches(way, at)
+
+
+def taken_back(
+    launches: Sequence[Launch], asked: Collection[int], derived: Collection[int] = ()
+) -> Iterator[tuple[int, Launch]]:
+    """How often backward takes what, as `repeats` has it; a convolution's gradients each as the phase that makes it."""
+    for often, one in zip(repeats(launches, asked, derived), launches, strict=True):
+        if one.operation.convolves is None:
+            yield often, one
+            continue
+        own = [k in asked and k not in derived for k in one.operands]
+        inputs = one.operation.signatures[0].inputs  # the first that it reads may be what was made before
+        wanted = [*[often > sum(own)] * (len(inputs) - len(own)), *own]
+        for operand, is_wanted in zip(inputs, wanted, strict=True):
+            if is_wanted:
+                yield 1, replace(one, operation=one.operation.gradients[operand.name].operation)
 
 
 def _side(made: Made, extent: int, blocks: Mapping[str, Any], zero: Any) -> Any:

@@ -224,9 +224,10 @@ def _measured(plan: Planned) -> str:
     machine = plan.setting.machine
     steps = [s for one in plan.layers for s in one.steps if s.kind.startswith("conv_")]
     known, peak = sum(s.measured for s in steps), dict(machine.peak_flops)[plan.dtype]
+    in_tiles = f", in tiles on {machine.tiles.processors} processors" if machine.tiles and not machine.probes else ""
     return (
         f"local   {known} of {number_of(len(steps), 'local convolution')} measured; the others by the roofline at "
-        f"{machine.efficiency:.0%} of {peak / 1e9:.0f} GFLOP/s"
+        f"{machine.efficiency:.0%} of {peak / 1e9:.0f} GFLOP/s{in_tiles}"
     )
 
 

@@ -80,6 +80,7 @@ def as_measured(machine: Machine, known: Timed) -> Machine:
         peak_flops=tuple((d, ceilings.flops_per_s.get(d, peak)) for d, peak in machine.peak_flops),
         efficiency=efficiency(entries) or machine.efficiency,
         probes=(),  # of another peak
+        tiles=None,  # the median has what they lose
         memory_bytes_per_s=ceilings.bytes_per_s,
         launch_s=ceilings.floor_us / 1e6,
     )
