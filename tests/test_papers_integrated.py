@@ -90,3 +90,12 @@ def test_figures_draw_and_answer_their_statements(monkeypatch: pytest.MonkeyPatc
     by_rows = {s.name: dict(s.points) for s in study.scaling("fig7").series}
     for series in figure.series:
         assert min(by_rows[series.name].values()) < min(y for _, y in series.points)
+
+
+def test_a_sample_computes_longer_among_fewer() -> None:
+    """[INT] 2.2: by calls and weights that few samples share, and by a process's extents, which one number lacks."""
+    each = [study.computing_s(n) / n for n in (1, 2, 16, 256)]
+    assert each == sorted(each, reverse=True) and each[0] > 2 * each[-1]
+    machine = study.load_machine(study.MACHINE)
+    shares = [machine.convolution_flops_per_s("float32", "forward", (384, 384, 9, 169 * n, 1, 1)) for n in (1, 2, 16)]
+    assert shares == sorted(shares) and shares[0] < shares[-1]
