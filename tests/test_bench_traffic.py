@@ -86,7 +86,7 @@ class Decoder(nn.Module):
         return x
 
 
-@pytest.mark.parametrize(("grid", "most"), [({"N": 2}, 0.465), ({"H": 2, "W": 2}, 0.5)], ids=["N", "HW"])
+@pytest.mark.parametrize(("grid", "most"), [({"N": 2}, 0.432), ({"H": 2, "W": 2}, 0.469)], ids=["N", "HW"])
 def test_a_decoder_moves_less_than_plain_torch(bench: Any, grid: dict[str, int], most: float) -> None:
     """Bounds may only fall."""
     shape = (2 * grid.get("N", 1), 64, 32, 32)
@@ -94,6 +94,7 @@ def test_a_decoder_moves_less_than_plain_torch(bench: Any, grid: dict[str, int],
     plain = bench.plain(Decoder(), [bench.shares(shape, grid)], training=False, dtype=torch.bfloat16)
     assert ours.moved <= most * plain.moved, ours.moved / plain.moved
     assert ours.launches < plain.launches + ours.kinds["messages"]["launches"]
+    assert ours.calls["norm_moments"]["launches"] == 2  # of what is no convolution's result
     assert ours.calls["norm_apply"]["launches"] == 4 and not {"silu", "native_group_norm"} & set(ours.calls)
     assert not ours.formats
 

@@ -209,8 +209,9 @@ class Block(nn.Module):
 
 @pytest.mark.parametrize("grid", [{"N": 2}, {"H": 2}])
 def test_a_network_launches_them(grid: dict[str, int], tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three kernels a norm forward and three backward, wherever its moments are; scale, shift and activation none."""
-    graph, tensors = graph_of(Block(), (torch.randn(4, 16, 6, 6),), name="block")
+    """Two kernels a norm forward, as the convolution before it makes moments by tiles, and three backward, wherever
+    these are; scale, shift and activation none."""
+    graph, tensors = graph_of(Block(), (torch.randn(4, 16, 16, 16),), name="block")
     one = compile_network(with_dtype(graph, "bfloat16"), Grid(tuple(grid.items())), target=SM_90)
     assert [file.said for file in one.norm_kernels] == ["", "silu"]
     with loaded(one, tensors, tmp_path) as package:
@@ -219,4 +220,37 @@ def test_a_network_launches_them(grid: dict[str, int], tmp_path: Any, monkeypatc
         step_on_no_device(package, monkeypatch, launched=found)
     names = [one.name for one in found if one.name.startswith("norm_")]
     union = {"norm_union": 2 * 2} if "H" in grid else {}
-    assert Counter(names) == dict.fromkeys(NAMES, 2 * 2) | union  # two norms on two ranks
+    assert Counter(names) == dict.fromkeys(NAMES[1:], 2 * 2) | union  # two norms on two ranks
+
+
+class Residual(nn.Module):
+    """A block whose norms' moments convolutions make behind a bias, and a sum; two norms of one value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(16, 16, 3, padding=1) for _ in range(3))
+        self.norms = nn.ModuleList(nn.GroupNorm(groups, 16) for groups in (4, 2, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.convs[0](x)
+        y = self.convs[1](nn.functional.silu(self.norms[0](x)))
+        x = x + y
+        return self.convs[2](nn.functional.silu(self.norms[1](x))) + self.norms[2](x)
+
+
+@pytest.mark.parametrize("grid", [{"N": 2}, {"H": 2, "W": 2}, {"C": 2}], ids=["N", "HW", "C"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_convolutions_make_moments_of_sums_and_halos(grid: dict[str, int], dtype: str) -> None:
+    manual_seed: Any = torch.manual_seed
+    manual_seed(1)
+    module = Residual()
+    for p in module.norms.parameters():
+        nn.init.normal_(p, 0.5, 0.5)
+    nn.init.constant_(module.convs[0].bias, 30.0)  # type: ignore[arg-type]
+    graph, tensors = graph_of(module, (torch.randn(2, 16, 9, 22),), name="residual")
+    one = compile_network(with_dtype(graph, dtype), Grid(tuple(grid.items())), target=SM_90)
+    making = {row for file in one.kernels if file.moments for row, _ in file.uses}
+    assert making == (set() if "C" in grid else {"convs_0", "add"})  # there partial sums
+    assert {file.rim for file in one.kernels if file.moments} == ({"x"} if "H" in grid else {""} if making else set())
+    report = check_network(one, tensors, interpret=True)
+    assert report.ok, report_text(report)

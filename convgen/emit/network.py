@@ -231,7 +231,11 @@ class _Writer:
         always |= {"DRAWS"} if draws.FILE in g.kernel_modules else set()
         always |= {"NORM_KERNELS"} if g.norm_kernels else set()
         always |= {"ELEMENT_CHAINS", "ChainKernel"} if g.chains else set()
-        always |= {"EPILOGUES", "EpilogueKernel"} if any(k.epilogue and not k.masks for k in g.kernels) else set()
+        always |= (
+            {"EPILOGUES", "EpilogueKernel"}
+            if any(k.epilogue and not (k.masks or k.moments) for k in g.kernels)
+            else set()
+        )
         always |= {"MOMENTS", "MomentsKernel"} if any(k.moments for k in g.kernels) else set()
         always |= {"MASKED", "MaskKernel"} if any(k.masks for k in g.kernels) else set()
         names = sorted(self.used | always)

@@ -17,6 +17,7 @@ from convgen.kernels.box_tiles import (
     tile_pixels,
 )
 from convgen.kernels.config import Config
+from convgen.kernels.moments import moment_lines_by_sample
 from convgen.kernels.phases import PhaseWords
 from convgen.kernels.words import CHANNEL, DimWords, Words, constant, times
 
@@ -211,9 +212,13 @@ class BoxWords(PhaseWords):
             inner += f" // count_{d.letter}"
         return [*lines, f"n = box{inner} * TN"]
 
-    def host_boxes(self, config: Config) -> str:
-        """Boxes that cover all samples and rows, where a launch is prepared."""
-        words = [f"ceil_div(s.n, {config.tile['TN']})"]
+    def host_boxes(self, config: Config, samples: int = 0) -> str:
+        """Boxes that cover all samples and rows, where a launch is prepared.
+
+        Args:
+            samples: of a box, if not as many as it has.
+        """
+        words = [f"ceil_div(s.n, {samples or config.tile['TN']})"]
         for i, d in enumerate(self.dims):
             rows = f"s.{'x' if self.problem.phase == 'backward_data' else 'y'}[{i}]"
             rows = f"ceil_div({rows}, {d.stride})" if self.by_phase and d.stride > 1 else rows
@@ -238,7 +243,12 @@ class BoxWords(PhaseWords):
     @property
     def box_count(self) -> str:
         """Boxes that cover all samples and rows."""
-        return " * ".join(["tl.cdiv(N, TN)", *(f"tl.cdiv({extent}, {tile})" for _, extent, tile in self.corner)])
+        return f"tl.cdiv(N, TN) * {self.sample_boxes}"
+
+    @property
+    def sample_boxes(self) -> str:
+        """Boxes that cover a sample's rows."""
+        return " * ".join(f"tl.cdiv({extent}, {tile})" for _, extent, tile in self.corner)
 
     def corner_lines(self, number: str) -> list[str]:
         """From a box's number to its corner; samples are slowest."""
@@ -371,13 +381,26 @@ class BoxWords(PhaseWords):
         keep = f"before.store([{place}], acc.to(before.dtype).reshape({shape}))"
         return epilogues.lines(self.problem.epilogue, element, vector, keep)
 
-    def box_moments(self) -> list[str]:
+    def box_moments(self, config: Config) -> list[str]:
         """Moments of a box of what is made: of its pixels that there are."""
         sample, rows = self._of_pixels
         inside = [f"({row} < {extent})" for row, (_, extent, _) in zip(rows, self.corner, strict=True)]
-        there = f"({sample} < N) & {' & '.join(inside)}"
-        lines = self.moments(there, "f + tl.arange(0, BF)", "y.dtype")
+        there, filters = " & ".join(inside), "f + tl.arange(0, BF)"
+        if self._moments_by_sample(config):
+            each, pixels = self.sample_boxes, " * ".join(tile for _, _, tile in self.corner)
+            shape = f"TN, {pixels}, BF"
+            lines = moment_lines_by_sample(there, filters, "y.dtype", self.wide, shape, each)
+            return [f"pixel = tl.arange(0, {pixels})", *lines]
+        lines = self.moments(f"({sample} < N) & {there}", filters, "y.dtype")
         return [f"pixel = tl.arange(0, {self.box_pixels})", *lines]
+
+    def _moments_by_sample(self, config: Config) -> bool:
+        """Whether a box has samples of which each has moments of its own."""
+        return self.problem.moments == "samples" and config.tile["TN"] > 1
+
+    def host_pieces(self, config: Config) -> str:
+        """Boxes that have moments, where a launch is prepared."""
+        return self.host_boxes(config, samples=1 if self._moments_by_sample(config) else config.tile["TN"])
 
     def view_of_y(self, config: Config) -> list[str]:
         """y or dy as boxes_of_memory is told: shape, and box."""

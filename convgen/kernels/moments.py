@@ -1,21 +1,49 @@
-"""Moments of what a kernel makes, tile by tile, before it leaves the registers: a batch norm behind it reads nothing.
+"""Moments of what a kernel makes, tile by tile, before it leaves the registers: a norm behind it reads nothing.
 
-A tile of pixels has a mean and a sum of squared deviations a channel, of what is written, rounded as it is; norm_merge
-(templates/kernels/norm.py.jinja) puts the tiles together, in one order. Source: Chan, Golub and LeVeque 1979, Eqs. 2.1.
+A tile of pixels has a mean and a sum of squared deviations a channel, of what is written, rounded as it is: behind a
+batch norm's convolution of all its pixels, before a norm of groups of those of each sample. norm_merge and norm_groups
+(templates/kernels/norm.py.jinja) put the tiles together, in one order. Source: Chan, Golub and LeVeque 1979, Eqs. 2.1.
 """
 
 from __future__ import annotations
 
-from convgen.kernels.config import Config
+from math import prod
+
+from convgen.kernels.config import Config, ceil_div
+from convgen.kernels.epilogues import operands
 from convgen.kernels.problem import Problem
 
 FAMILIES = ("gemm", "box")  # whose programs hold whole channels of their pixels
+EMPTY = 1.25  # pixels of tiles that are cut by sample over those that there are, at most
 
 
-def has_moments(problem: Problem, config: Config) -> bool:
-    """Whether a kernel can make them."""
-    plain = problem.groups == problem.x_parts == problem.y_parts == 1 and problem.rim is None and not problem.bias
-    return plain and config.family in FAMILIES and problem.phase == "forward" and problem.channels_last
+def moments_refusal(problem: Problem, config: Config) -> str | None:
+    """Why a kernel can't make the moments that a problem asks for, or why nothing is saved; None if it can."""
+    if config.family not in FAMILIES:
+        return f"programs of {config.family} don't hold whole channels of their pixels"
+    if problem.phase != "forward" or not problem.channels_last:
+        return "not forward, or channels are not last"
+    if problem.groups > 1 or problem.x_parts > 1 or problem.y_parts > 1:
+        return "groups, or parts"
+    if config.split > 1 and any(kind == "element" for _, kind in operands(problem.epilogue)):
+        return "programs share a tile, and another tensor is added: registers spill"
+    rows = problem.batch * prod(d.y for d in problem.dims)
+    found = pieces(problem, config)
+    tile = config.tile.get("BP", 0)  # of a plain product, whose tiles may have pixels of several samples
+    if problem.moments == "samples" and found * tile > EMPTY * rows:
+        return f"{rows // problem.batch} pixels of a sample leave much of a tile of {tile} empty"
+    numbers = 2 * 2 * (8 if problem.dtype == "float64" else 4)  # bytes of a tile's, written and read
+    return None if found * numbers < rows * problem.element_bytes else "a tile's moments are no fewer bytes than it is"
+
+
+def pieces(problem: Problem, config: Config) -> int:
+    """Tiles that have moments."""
+    rows, tile = [d.y for d in problem.dims], config.tile
+    by_sample = problem.moments == "samples"
+    if "BP" in tile:
+        return problem.batch * ceil_div(prod(rows), tile["BP"]) if by_sample else ceil_div(problem.pixels, tile["BP"])
+    boxes = prod(ceil_div(n, tile[f"T{d.name}"]) for n, d in zip(rows, problem.dims, strict=True))
+    return boxes * (problem.batch if by_sample else ceil_div(problem.batch, tile["TN"]))
 
 
 def moment_lines(there: str, filters: str, kind: str, wide: str) -> list[str]:
@@ -35,4 +63,26 @@ def moment_lines(there: str, filters: str, kind: str, wide: str) -> list[str]:
         "tl.store(to, mean, mask=filters < F)",
         "tl.store(to + F, tl.sum(apart * apart, 0), mask=filters < F)",
         "tl.store(counts + number, count)",
+    ]
+
+
+def moment_lines_by_sample(there: str, filters: str, kind: str, wide: str, shape: str, each: str) -> list[str]:
+    """The same of a tile of TN samples from `n` on, by sample.
+
+    Args:
+        there: which pixels of a sample there are; `shape`: text of TN, those pixels, and filters.
+        each: text of how many tiles a sample has.
+    """
+    return [
+        f"there, filters, sample = {there}, {filters}, n + tl.arange(0, TN)",
+        f"held = acc.to({kind}).to({wide}).reshape({shape})",
+        f"count = tl.sum(there.to(tl.int32), 0).to({wide})",
+        "mean = tl.sum(tl.where(there[None, :, None], held, 0.0), 1) / count",
+        "apart = tl.where(there[None, :, None], held - mean[:, None, :], 0.0)",
+        f"piece = sample.to(tl.int64) * ({each}) + number % ({each})",
+        "to = parts + piece[:, None] * (2 * F) + filters[None, :]",
+        "known = (sample < N)[:, None] & (filters < F)[None, :]",
+        "tl.store(to, mean, mask=known)",
+        "tl.store(to + F, tl.sum(apart * apart, 1), mask=known)",
+        "tl.store(counts + piece, count, mask=sample < N)",
     ]

@@ -13,12 +13,13 @@ from convgen.kernels.choose import choose
 from convgen.kernels.config import Config
 from convgen.kernels.epilogues import keeps
 from convgen.kernels.families import aten
-from convgen.kernels.moments import has_moments
-from convgen.kernels.problem import LocalDim, Problem
+from convgen.kernels.moments import moments_refusal
+from convgen.kernels.problem import LocalDim, Problem, Tiled
 from convgen.kernels.source import Kernel, kernel_module
 from convgen.operations.convolution import ADD, MAKES, READS, Convolution, LocalConvolution
 from convgen.operations.gradient_sums import sums_taken
 from convgen.operations.row import Epilogue, Operation
+from convgen.program.behind_norms import norms_by_group
 from convgen.program.forms import boxes
 from convgen.program.lower import lower
 from convgen.program.network import Program, label
@@ -48,7 +49,7 @@ class ConvolutionFile:
         open: they take extents as arguments, and serve what ranks convolve at others, too.
         epilogue: of a file of one kernel alone, what that does behind its sum.
         masks: that kernel is backward-data's, else it is forward's.
-        moments: of a file of forward's kernel alone, that it makes moments of y, too.
+        moments: of a file of forward's kernel alone, of what tiles it makes moments, too.
     """
 
     name: str
@@ -64,7 +65,7 @@ class ConvolutionFile:
     rim: str = ""
     switched: bool = False
     open: bool = False
-    moments: bool = False
+    moments: Tiled = ""
 
     @property
     def module(self) -> str:
@@ -89,7 +90,7 @@ class ConvolutionFile:
     def kernels(self) -> tuple[Kernel, ...]:
         """The measured ones, and defaults; of any extents none that is ATen's, which would be searched for at each."""
         known = {p: c for p, c in self.measured.items() if not (self.open and c.family == aten.NAME)}
-        plain = [tuple(replace(p, moments=False) for p in one) for one in self.problems]
+        plain = [tuple(replace(p, moments="") for p in one) for one in self.problems]
         made = (Kernel(p, known[p], self.target) if p in known else choose(p, self.target) for p in plain)
         return tuple(replace(one, problems=of, open=self.open) for one, of in zip(made, self.problems, strict=True))
 
@@ -115,7 +116,7 @@ class OfRow(NamedTuple):
         steps: operations behind it that its kernel does, by their names.
         masks: they are the gradient of what stands before it, behind backward-data.
         rim: the activation that comes as a block and boxes around it, and of how many boxes at most.
-        moments: whether a batch norm's moments are of what it makes, where it makes it.
+        moments: of what tiles a norm takes moments of what it makes, where it makes it.
     """
 
     row: str
@@ -126,7 +127,7 @@ class OfRow(NamedTuple):
     steps: str
     masks: bool
     rim: tuple[str, int] = ("", 0)
-    moments: bool = False
+    moments: Tiled = ""
 
 
 def convolution_files(
@@ -177,12 +178,18 @@ def convolution_files(
             found.append(
                 ConvolutionFile(file, dtype, held, last, made, tuple(rows_of), *rest, epilogue, masks, rim, open=open)
             )
-        if not (rim or open) and (normed := [row.row for row in rows if row.moments]):
-            made = (tuple(replace(p, moments=True) for p in problems["forward"]),)
-            forward: tuple[tuple[str, Phase], ...] = tuple((row, "forward") for row in normed)
-            file = ConvolutionFile(f"{name}_moments", dtype, held, last, made, forward, *rest, moments=True)
-            ones = _by_products(file, target, always=program.tf32)
-            found.extend([file] if all(has_moments(k.problem, k.config) for one in ones for k in one.kernels) else [])
+        normed: dict[Epilogue, list[OfRow]] = {}
+        for row in rows:
+            if row.moments and not open:
+                normed.setdefault(row.epilogue, []).append(row)
+        for n, (epilogue, of) in enumerate(normed.items(), 1):
+            tiled: Tiled = "samples" if any(row.moments == "samples" for row in of) else "batch"
+            made = (tuple(replace(p, epilogue=epilogue, moments=tiled) for p in problems["forward"]),)
+            forward: tuple[tuple[str, Phase], ...] = tuple((row.row, "forward") for row in of)
+            file = f"{name}_{of[-1].steps}_moments_{n}" if epilogue else f"{name}_moments"
+            one = ConvolutionFile(file, dtype, held, last, made, forward, *rest, epilogue, rim=rim, moments=tiled)
+            kernels = [k for file in _by_products(one, target, always=program.tf32) for k in file.kernels]
+            found.extend([] if any(moments_refusal(k.problem, k.config) for k in kernels) else [one])
     return tuple(one for file in found for one in _by_products(file, target, always=program.tf32))
 
 
@@ -234,7 +241,8 @@ def local_convolutions(program: Program) -> Iterator[OfRow]:
             for held, run in zip(of_ranks, phases, strict=True):
                 if held:
                     rim = _rim(placed, run[0], program.grid)
-                    normed = not done and placed is row and label(row) in before_norms
+                    makes = placed is row and run[0] == "forward" and not masks
+                    normed: Tiled = before_norms.get(label(row), "") if makes else ""
                     yield OfRow(label(row), run, dtype, held, done, steps, masks, rim, normed)
                     if not rim[0] and _key(row, placed) in adding and not masks:
                         yield OfRow(label(row), ("backward_data",), dtype, held, ADD, "sum", True)
@@ -256,15 +264,16 @@ def _adding(program: Program) -> set[str]:
     return {lines[taken.maker].key for taken in sums_taken(lines, may_add)}
 
 
-def _before_norms(program: Program) -> set[str]:
-    """Labels of rows of whose results, where they are made, batch norms take moments."""
+def _before_norms(program: Program) -> dict[str, Tiled]:
+    """Labels of rows of whose results, where they are made, norms take moments; and of what tiles."""
     makers = {row.bound.makes[0]: row for row in program.rows if len(row.bound.makes) == 1}
-    found: set[str] = set()
-    for norm in norms(program)[0].values():
-        moments = program.rows[norm.moments]
+    of_batches = [program.rows[norm.moments] for norm in norms(program)[0].values()]
+    of_samples = [moments for moments, _ in norms_by_group(program) if moments.way == 0]
+    found: dict[str, Tiled] = {}
+    for n, moments in enumerate((*of_batches, *of_samples)):
         maker = makers.get(moments.bound.reads[0])
         if maker is not None and not (moments.fetch[0] or maker.store[0] or maker.is_cut or moments.is_cut):
-            found.add(label(maker))
+            found[label(maker)] = "batch" if n < len(of_batches) else "samples"
     return found
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from math import gcd, prod
+from typing import Literal
 
 from convgen.operations.row import Epilogue
 from convgen.program.nodes import Phase
 from convgen.spec.layer import DTYPE_BYTES
+
+Tiled = Literal["", "batch", "samples"]  # moments of no tiles, of tiles of all pixels, of tiles of one sample each
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,7 @@ class Problem:
         rim: boxes around the rank's own block of the activation read with a halo (x, or dy in backward_data),
             in buffers of their own; None where the operand is one tensor.
         epilogue: what is done with each element of what is made, in forward and backward_data.
-        moments: whether forward makes moments of y by tiles, too (kernels/moments.py).
+        moments: whether forward makes moments of y by tiles, too (kernels/moments.py), and what a tile may be of.
     """
 
     phase: Phase
@@ -55,7 +58,7 @@ class Problem:
     y_parts: int = 1
     rim: int | None = None
     epilogue: Epilogue = ()
-    moments: bool = False
+    moments: Tiled = ""
 
     @property
     def element_bytes(self) -> int:

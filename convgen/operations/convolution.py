@@ -94,8 +94,8 @@ def any_extents(dtype: str, here: LocalConvolution, rim: str = "", steps: Epilog
     return None if found is None else found.at(here, rim)
 
 
-# The same of forward convolutions that make moments of what they make, too.
-MOMENTS: dict[tuple[str, LocalConvolution], Any] = {}
+# The same as those with steps, which there may be none of, that make moments of what they make, too.
+MOMENTS: dict[tuple[str, LocalConvolution, Epilogue, str], Any] = {}
 # As a mask: what is added is another gradient of the same value.
 ADD: Epilogue = (EpilogueStep("{x} + {0}", (("element", 1),), "sum"),)
 
@@ -275,15 +275,14 @@ class Convolution(Operation):
     def may_have_moments(self) -> bool:
         return self.phase == "forward"
 
-    def with_moments(self, way: int, at: At, *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...], Any] | None:
+    def moments_kernel(self, way: int, at: At, operands: Sequence[Any]) -> Any:
         here = self.convolved(way, at) if MOMENTS and not ASKED.types else None
-        if here is None or any(isinstance(t, Rimmed) or not t.numel() for t in operands):
+        if here is None or not all(t.numel() for t in operands):
             return None
-        kernel = MOMENTS.get((str(operands[0].dtype), here))
-        if kernel is None:
-            return None
-        made, moments = kernel.made(*operands)
-        return (made,), operands, moments
+        return MOMENTS.get((str(operands[0].dtype), here, (), "x" if isinstance(operands[0], Rimmed) else ""))
+
+    def kept_of(self, kernel: Any, made: Any, operands: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(operands)
 
     def may_add(self, is_vjp: bool) -> bool:
         return self.phase == ("forward" if is_vjp else "backward_data")

@@ -37,7 +37,7 @@ from convgen.algebra.signature import WHOLE, Made, Operand, Signature
 from convgen.late import torch
 from convgen.operations.autocast import ASKED, taken_as, types_under
 from convgen.operations.chains import ELEMENT_CHAINS, MADE, ElementChain, asked_of, chain_of_parts
-from convgen.operations.convolution import ANY_EXTENTS, EPILOGUES, MASKED, Convolution, any_extents
+from convgen.operations.convolution import ANY_EXTENTS, EPILOGUES, MASKED, MOMENTS, Convolution, any_extents
 from convgen.operations.rimmed import Rimmed
 from convgen.operations.row import At, Derived, Epilogue, Launch, Operation, Work, read_here, standing, touched
 from convgen.operations.spare import with_spare
@@ -194,8 +194,12 @@ class Fused(Operation):
             (made,) = part.operation.local(0, here, *given)
         return made
 
-    def kernel(self, at: At, operands: Sequence[Any]) -> Any:
-        """What computes all of it in one launch, where a GPU's package has that for what a rank convolves here."""
+    def kernel(self, at: At, operands: Sequence[Any], *, moments: bool = False) -> Any:
+        """What computes all of it in one launch, where a GPU's package has that for what a rank convolves here.
+
+        Args:
+            moments: it shall make moments of the result, too.
+        """
         if not (EPILOGUES or ANY_EXTENTS) or self.epilogue is None or not self._is_of_one_type(at, operands):
             return None
         part, here = next(self.standing_parts(at))
@@ -206,7 +210,21 @@ class Fused(Operation):
         if local is None or any(k == "element" and t.dtype != x.dtype for k, t in zip(kinds, others, strict=True)):
             return None
         dtype, rim = str(x.dtype), "x" if isinstance(x, Rimmed) else ""
+        if moments:
+            return MOMENTS.get((dtype, local, self.epilogue, rim))
         return EPILOGUES.get((dtype, local, self.epilogue, rim)) or any_extents(dtype, local, rim, self.epilogue)
+
+    @property
+    def may_have_moments(self) -> bool:
+        return self.epilogue is not None
+
+    def moments_kernel(self, way: int, at: At, operands: Sequence[Any]) -> Any:
+        return self.kernel(at, operands, moments=True) if MOMENTS and all(t.numel() for t in operands) else None
+
+    def kept_of(self, kernel: Any, made: Any, operands: Sequence[Any]) -> tuple[Any, ...]:
+        x, w, *others = operands
+        of_result = self.epilogue is not None and self.epilogue[-1].back == "result"
+        return x, w, made if of_result else None, tuple([tuple(t.shape) for t in others]), kernel
 
     def _says(self, at: At, operands: Sequence[Any]) -> Any:
         """The kernel, where gradients are made of its operands, its result and that of what it makes alone."""
@@ -285,9 +303,7 @@ class Fused(Operation):
             return chained.kept(self.chain, wanted, operands)
         if (kernel := self._says(at, operands)) is not None:
             made, _ = kernel.made(False, *operands)
-            x, w, *others = operands
-            of_result = self.epilogue is not None and self.epilogue[-1].back == "result"
-            return (made,), (x, w, made if of_result else None, tuple([tuple(t.shape) for t in others]), kernel)
+            return (made,), self.kept_of(kernel, made, operands)
         made, found, counts = None, list[Any](), list[int]()
         for (part, here), asked in zip(self.standing_parts(at), self._asked(wanted), strict=True):
             given = [made if source == MADE else operands[source] for source in part.sources]

@@ -309,9 +309,13 @@ class Operation(ABC):
         """Whether a kernel of it can make moments of its result, too."""
         return False
 
-    def with_moments(self, way: int, at: At, *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...], Any] | None:
-        """Results, what `vjp` reads of them, and moments of the result by tiles; None where no kernel makes these."""
+    def moments_kernel(self, way: int, at: At, operands: Sequence[Any]) -> Any:
+        """The kernel that makes moments of the result by tiles, too; None where there is none for these operands."""
         return None
+
+    def kept_of(self, kernel: Any, made: Any, operands: Sequence[Any]) -> tuple[Any, ...]:
+        """What `vjp` reads, where that kernel has made the result."""
+        raise NotImplementedError(f"{self.name} has no kernel that makes moments")
 
     def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
         """Whether `kept` and `vjp` differentiate local code; elsewhere torch does."""

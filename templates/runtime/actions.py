@@ -67,13 +67,14 @@ class Actions:
         norms = [norm_here(n, steps, self.stands, place, trains(n.module), taken) for n in steps.norms]
         norms = norms if self.programs is None else []  # their steps are as their rows say
         self.joints = {n.norm.moments: n.norm.centred for n in norms if n.is_joint}  # what moments are for
-        at_once, joints = norms_at_once(steps, self.stands, place) if self.programs is None else ({}, {})
+        none: tuple[Any, ...] = {}, {}, set()
+        at_once, joints, by_tiles = norms_at_once(steps, self.stands, place) if self.programs is None else none
         self.joints |= joints
         self.of_norms = {key: step for n in norms for key, step in n.steps().items()} | at_once
         self.in_place = {key for n in norms for key in n.in_place()}  # of these, what renews buffers itself
         self.keep = {key for n in norms for key in (n.norm.coefficients, n.norm.centred, *n.behind)}
         self.keep |= {key for kind, key in at_once if kind == "vjp"}
-        self.by_tiles = {key for n in norms for key in n.by_tiles}
+        self.by_tiles = {key for n in norms for key in n.by_tiles} | by_tiles
         self._codes: dict[Any, Any] = {}
         self.biases = biases_of(steps, self.stands)
         self._added = {line.key: self.stands[line.key] for line in self.biases.values()}

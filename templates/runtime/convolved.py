@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -166,7 +166,7 @@ class EpilogueKernel:
         """The same kernel for other extents."""
         return EpilogueKernel(self.module, self.plain.at(local), self.keeps)
 
-    def __call__(self, fused: Fused, at: At, between: Tensor | None, *operands: Any) -> Tensor:
+    def __call__(self, fused: Fused, at: At, between: Tensor | None, *operands: Any) -> Any:
         x, *others = operands
         if isinstance(x, Rimmed):
             return ConvolvedThen.apply(self, fused, at, x, between, x.stands, *others)
@@ -174,6 +174,11 @@ class EpilogueKernel:
 
     def made(self, keep: bool, *operands: Any) -> tuple[Tensor, Tensor | None]:
         """What is made of x, w and the steps' operands; and the sum before the steps, where it is to be kept."""
+        made, before, _ = self.launched(keep, *operands)
+        return made, before
+
+    def launched(self, keep: bool, *operands: Any) -> tuple[Tensor, Tensor | None, Any]:
+        """The same, and what else the kernel makes."""
         samples = self.plain.samples("forward", operands[0])
         made = self.plain.empty("forward", samples, operands[0])
         before = torch.empty_like(made) if keep else None
@@ -181,8 +186,41 @@ class EpilogueKernel:
         given, rims = self.plain.given("forward", x, w)
         given += [self.plain.dense(t) if t.shape == made.shape else t.detach().reshape(-1).contiguous() for t in others]
         given += [made if before is None else before] if self.keeps else []
-        self.module.forward(*given, made, self.plain.sizes(self.module, samples), *rims)
-        return made, before
+        return made, before, self.module.forward(*given, made, self.plain.sizes(self.module, samples), *rims)
+
+
+class Tiles(NamedTuple):
+    """Moments by tiles of pixels.
+
+    Attributes:
+        parts: means and sums of squared deviations, [tiles, 2, channels].
+        counts: how many pixels each tile has, of one sample alone where `by_sample` says so; samples are slowest.
+    """
+
+    parts: Tensor
+    counts: Tensor
+    by_sample: bool
+
+
+class MomentsKernel(EpilogueKernel):
+    """A forward kernel, with steps behind it or none, that makes moments of what it makes, too.
+
+    Args:
+        by_sample: whether a tile has pixels of one sample alone.
+    """
+
+    def __init__(self, module: Any, plain: LocalKernels, keeps: bool, by_sample: bool = False) -> None:
+        super().__init__(module, plain, keeps)
+        self.by_sample = by_sample
+
+    def with_moments(self, *operands: Any) -> tuple[Tensor, Tiles]:
+        made, _, (parts, counts) = self.launched(False, *operands)
+        return made, Tiles(parts, counts, self.by_sample)
+
+    def differentiated(self, fused: Fused, at: At, between: Tensor | None, *operands: Any) -> tuple[Tensor, Tiles]:
+        """The same, where torch keeps a graph of it."""
+        made, parts, counts = self(fused, at, between, *operands)
+        return made, Tiles(parts, counts, self.by_sample)
 
 
 class ConvolvedThen(Unmapped):
@@ -194,10 +232,10 @@ class ConvolvedThen(Unmapped):
     def forward(
         ctx: Any, kernel: EpilogueKernel, fused: Fused, at: At, rimmed: Rimmed | None, between: Tensor | None,
         *operands: Any,
-    ) -> Tensor:  # fmt: skip
+    ) -> Any:  # fmt: skip
         wanted = ctx.needs_input_grad[4:]
         operands = operands if rimmed is None else (rimmed, *operands[1:])
-        made, before = kernel.made(kernel.keeps and any(wanted), *operands)
+        made, before, moments = kernel.launched(kernel.keeps and any(wanted), *operands)
         ctx.kernel, ctx.fused, ctx.at = kernel, fused, at
         x, w, *others = operands
         ctx.shapes, ctx.around, rim = [t.shape for t in others], None, None
@@ -205,11 +243,14 @@ class ConvolvedThen(Unmapped):
             x, rim, ctx.around = x.own, x.rim, x.around
         kept = (x, rim) if wanted[2] else (None, None)
         ctx.save_for_backward(*kept, w if wanted[1] else None, *((made,) if before is None else (before, *others)))
-        return made
+        if moments is None:
+            return made
+        ctx.mark_non_differentiable(*moments)
+        return made, *moments
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dmade: Tensor) -> Any:
+    def backward(ctx: Any, dmade: Tensor, *_: Any) -> Any:
         x, rim, w, kept, *others = ctx.saved_tensors
         x = x if rim is None else Rimmed(x, rim, ctx.around)
         between, wants_x, wants_w, *wanted = ctx.needs_input_grad[4:]
@@ -253,24 +294,6 @@ class MaskKernel:
         sizes = self.plain.sizes(self.module, len(dy))
         self.module.backward_data(*[self.plain.dense(t) for t in (dy, w, x)], out, sizes)
         return out
-
-
-class MomentsKernel:
-    """A forward kernel that makes moments of what it makes, too, by tiles of pixels.
-
-    Args:
-        module: with the kernel; `plain`: the convolution's own kernels.
-    """
-
-    def __init__(self, module: Any, plain: LocalKernels) -> None:
-        self.module, self.plain = module, plain
-
-    def made(self, x: Tensor, w: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """y; means and sums of squared deviations, [tiles, 2, channels], and how many pixels each tile has."""
-        samples = self.plain.samples("forward", x)
-        y = self.plain.empty("forward", samples, x)
-        given, _ = self.plain.given("forward", x, w)
-        return y, self.module.forward(*given, y, self.plain.sizes(self.module, samples))
 
 
 class ThenConvolved(Unmapped):

@@ -4,7 +4,8 @@
 normalised. What moves is as the rows say: moments, and what a gradient makes of them.
 
     step              here
-    moments           mean and variance of each sample's groups, in one pass over x
+    moments           mean and variance of each sample's groups, in one pass over x, or of the tiles' that the
+                      convolution before has made
     merge             of all ranks' parts
     normalise         where rows stand behind it: x and its numbers, handed on, as by the rows behind
     the last row      y, in one pass over x
@@ -95,11 +96,13 @@ class GroupNorm:
 
     # ---- forward ----
 
-    def _moments(self, x: Tensor) -> Any:
+    def _moments(self, x: Tensor, by_tiles: Any = None) -> Any:
         shape = (2, x.shape[0], x.shape[1] // self.of.size)
         own = x.new_empty(shape, dtype=torch.promote_types(x.dtype, torch.float32))
         if not x.numel():
             own.zero_()
+        elif by_tiles is not None and by_tiles.by_sample and not ASKED.types:
+            self.module.merge_groups(by_tiles.parts, by_tiles.counts, own[0], own[1], self.of.size)
         elif not ASKED.types:
             self.module.moments_of_groups(last_channels(x), own[0], own[1], self.of.size)
         return own if self.joint else tuple(own.unbind())
@@ -197,12 +200,13 @@ class GroupNorm:
 
 def norms_at_once(
     steps: Steps, stands: dict[str, Stand], place: Place
-) -> tuple[dict[tuple[str, str], Step], dict[str, str]]:
+) -> tuple[dict[tuple[str, str], Step], dict[str, str], set[tuple[str, str]]]:
     """By kind and key the steps of layer, group and instance norms that kernels do, or ATen's at once, forward and
-    backward, with the scale and the shift behind them; and of those whose moments are of several ranks the label of
-    moments with that of what is normalised."""
+    backward, with the scale and the shift behind them; of those whose moments are of several ranks the label of
+    moments with that of what is normalised; and by kind and key the steps that take moments by tiles."""
     found: dict[tuple[str, str], Step] = {}
     joints: dict[str, str] = {}
+    by_tiles: set[tuple[str, str]] = set()
     makers = {line.makes[0]: line for line in steps.forward if line.kind in ("forward", "store")}
     readers: dict[str, list[Line]] = {}
     for line in steps.forward:
@@ -223,6 +227,7 @@ def norms_at_once(
         if (by_kernels := group_norm_here(moments, y, line.makes[0], readers, outputs, stands, place)) is not None:
             found |= by_kernels.steps()
             joints |= {moments.label: y.label} if by_kernels.joint else {}
+            by_tiles.add(("forward", moments.label))
         elif is_whole(moments, y, place):
             found["forward", maker.key] = found["forward", f"{maker.key}.dx"] = left  # to y's steps
             norm = NormAtOnce(cast(Any, moments.operation).of, cast(Any, y.operation).eps, y)
@@ -235,7 +240,7 @@ def norms_at_once(
                 last = one is lines[-1]
                 found["forward", one.key] = norm.compute if last else norm.hand_on
                 found["vjp", one.key] = norm.back if last else norm.hand_back
-    return found, joints
+    return found, joints, by_tiles
 
 
 def group_norm_here(

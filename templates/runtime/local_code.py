@@ -141,9 +141,12 @@ class LocalCode:
             return self.stand.local(self.at, operands, True), Nothing(types)
         if is_kept_elsewhere():  # by hooks, which see no graphs: what torch differentiates is computed again
             return self.run(*operands), ("operands", *operands)
-        return self._graph(operands, types)
+        return self._graph(operands, types)[:2]
 
-    def _graph(self, operands: Sequence[Tensor], types: tuple[torch.dtype, ...]) -> tuple[tuple[Tensor, ...], Graph]:
+    def _graph(
+        self, operands: Sequence[Tensor], types: tuple[torch.dtype, ...], kernel: Any = None
+    ) -> tuple[tuple[Tensor, ...], Graph, Any]:
+        """Results, what torch keeps, and moments, where a kernel is given that makes them."""
         with torch.enable_grad():
             leaves = [leaf(t) if w else t for t, w in zip(operands, self.wants, strict=True)]
             begun = [
@@ -151,28 +154,40 @@ class LocalCode:
                 for t, w in zip(leaves, self.wants, strict=True)
             ]
             parts = self.cut(leaves)
+            stands = moments = None
             if self.between:
                 stands = leaf(parts[0].new_zeros(1).expand(self.shapes[0]))
                 begun.append(stands)
+            if kernel is not None:
+                one, moments = kernel.differentiated(self.stand.operation, self.at, stands, *parts)
+                made = (one,)
+            elif stands is not None:
                 made = (self.stand.fused(self.at, parts, stands),)
             else:
                 made = self.stand.local(self.at, parts, False)
             roots = tuple([get_gradient_edge(t) if t.requires_grad else None for t in made])
             edges = tuple([None if t is None else get_gradient_edge(t) for t in begun])
-        return tuple([t.detach() for t in made]), Graph(roots, edges, types)
+        return tuple([t.detach() for t in made]), Graph(roots, edges, types), moments
 
     def with_moments(self, *operands: Tensor) -> tuple[tuple[Tensor, ...], Any, Any]:
         """What `forward` gives, and moments of the result; None where no kernel makes these."""
-        stand = self.stand
+        stand, kernel = self.stand, None
         if not (stand.autocast or self.is_nothing) and self.is_whole:
-            found = stand.operation.with_moments(stand.row.way, self.at, *operands)
-            if found is not None:
-                made, kept, moments = found
-                self.says = True
-                types = tuple([t.dtype for t in operands]), tuple([t.dtype for t in made])
-                return made, (kept, *types) if stand.mixes else kept, moments
-        made, kept = self.forward(*operands)  # nothing, where no gradient is wanted
-        return made, kept, None
+            kernel = stand.operation.moments_kernel(stand.row.way, self.at, operands)
+        if kernel is None:
+            return *self.forward(*operands), None
+        types = tuple([t.dtype for t in operands])
+        if self.keeps and self.says is None:
+            self.says = not self.between and stand.operation.has_vjp(stand.row.way, self.at, *operands)
+        if self.keeps and not self.says and not is_kept_elsewhere():
+            made, kept, moments = self._graph(operands, types, kernel)
+        else:
+            one, moments = kernel.with_moments(*operands)
+            made = (one,)
+            kept = stand.operation.kept_of(kernel, one, operands) if self.says else ("operands", *operands)
+        if not self.keeps:
+            return made, None, moments
+        return made, (kept, types, tuple([t.dtype for t in made])) if stand.mixes else kept, moments
 
     def run_behind(self, before: Tensor, *operands: Tensor) -> Tensor:
         """The sum of this and of the only result."""
@@ -232,7 +247,7 @@ class LocalCode:
             return [None if g is None else self._widened(k, g) for k, g in enumerate(found)]
         if kept and isinstance(kept[0], str):
             _, *operands = kept
-            _, kept = self._graph(operands, tuple([t.dtype for t in operands]))
+            _, kept, _ = self._graph(operands, tuple([t.dtype for t in operands]))
             keep = False
         if isinstance(kept, Nothing):
             return [self._zeros(k, kept.types) if n else None for k, n in enumerate(needed)]

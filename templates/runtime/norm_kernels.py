@@ -107,7 +107,7 @@ class NormByKernels(NormHere):
 
     # ---- forward ----
 
-    def _moments(self, x: Tensor, by_tiles: tuple[Tensor, Tensor] | None = None) -> Any:
+    def _moments(self, x: Tensor, by_tiles: Any = None) -> Any:
         averages = bool(self.norm.averaged)
         own = x.new_empty(4 if averages else 2, x.shape[1], dtype=torch.promote_types(x.dtype, torch.float32))
         if not x.numel():
@@ -118,7 +118,7 @@ class NormByKernels(NormHere):
             if by_tiles is None:
                 self.module.moments(last_channels(x), *into)
             else:
-                self.module.merge(*by_tiles, *into)
+                self.module.merge(by_tiles.parts, by_tiles.counts, *into)
         if self.is_joint:
             return own.view(-1)
         found = Own((own[0], own[1]))

@@ -28,10 +28,10 @@ def with_moments(lines: Sequence[Line], actions: Actions) -> list[Line]:
     found = [*lines]
     for n, line in enumerate(lines):
         k = makers.get(line.reads[0], -1) if (line.kind, line.key) in actions.by_tiles else -1
-        if k < 0 or not _may_have_moments(found[k], actions):
+        if k < 0 or not _may_have_moments(lines[k], actions):
             continue
-        slot = f"{found[k].makes[0]}.moments"
-        found[k] = found[k]._replace(kind="forward_moments", makes=(*found[k].makes, slot))
+        slot = f"{lines[k].makes[0]}.moments"
+        found[k] = lines[k]._replace(kind="forward_moments", makes=(*lines[k].makes, slot))
         found[n] = line._replace(reads=(*line.reads, slot))
     return found
 
