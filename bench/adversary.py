@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import exp
 from pathlib import Path
 from random import Random
 
@@ -29,7 +28,7 @@ from convgen.cost.moving import PICOSECONDS
 from convgen.network_compiler import plan_graph
 from convgen.plan.fewer import without_idle
 from convgen.plan.program.by_timeline import overlapped_s
-from convgen.plan.program.nearby import Nearby
+from convgen.plan.program.nearby import Nearby, anneal
 from convgen.plan.setting import Setting
 from convgen.program.network import Program
 from convgen.spec.exported import graph_of
@@ -51,7 +50,7 @@ GAP = 1e-3
 WARM = 2e-3  # of the plan's seconds: what annealing takes at first
 SURE = 3e-4  # of the quick count: what is less by so much is timed
 NEAR = 5e-3  # more by the quick count than this, and a step is not timed in the descent
-TIMED = 0.02  # of layouts, that are timed whatever the quick count says of them, half of them at the end
+TIMED = 0.05  # of layouts, that are timed whatever the quick count says of them, half of them at the end
 
 
 def by_hand(name: str, batch: int) -> Graph:
@@ -89,21 +88,17 @@ def annealed(program: Program, machine: Machine, dtype: str, layouts: int, draw:
     near = Nearby(program, machine, dtype, by_step=not in_order)
     if in_order:
         found = Found(near.time_ps / PICOSECONDS)
-        _anneal(near, layouts, draw, lambda: _least(found, near.time_ps / PICOSECONDS, near))
+        for _ in anneal(near, layouts, draw, WARM):
+            _least(found, near.time_ps / PICOSECONDS, near)
         found.looked = layouts
         return found
     found = Found(overlapped_s(program, machine, dtype), program=program)
-    least, seen = [near.time_ps], [0]
-    every = max(round(2 / TIMED), 1)
-
-    def look() -> None:
-        seen[0] += 1
-        if near.time_ps < (1 - SURE) * least[0] or seen[0] % every == 0:
-            least[0] = min(least[0], near.time_ps)
+    least, every = near.time_ps, max(round(2 / TIMED), 1)
+    for number, _ in enumerate(anneal(near, layouts, draw, WARM)):
+        if near.time_ps < (1 - SURE) * least or number % every == 0:
+            least = min(least, near.time_ps)
             found.timed += 1
             _least(found, overlapped_s(near.program, machine, dtype), near)
-
-    _anneal(near, layouts, draw, look)
     near = Nearby(found.program or program, machine, dtype, by_step=True)
     last = round(layouts * TIMED / 2)
     for _ in range(last):
@@ -122,19 +117,6 @@ def _least(found: Found, seconds: float, near: Nearby) -> bool:
         return False
     found.seconds, found.program = seconds, near.program
     return True
-
-
-def _anneal(near: Nearby, layouts: int, draw: Random, look: Callable[[], object]) -> None:
-    """Args: look: is called behind each layout that is taken."""
-    warm = WARM * near.time_ps
-    for n in range(layouts):
-        change = near.draw(draw)
-        if change is None:
-            continue
-        heat = warm * (1 - n / layouts) ** 2
-        if change.more_ps <= 0 or (heat > 0 and draw.random() < exp(-change.more_ps / heat)):
-            near.take(change)
-            look()
 
 
 def compared(name: str, graph: Graph, machine: Machine, ranks: int, layouts: int, *, in_order: bool) -> float:

@@ -8,16 +8,17 @@ wins, and what is near it is looked at by its step, too: never longer than that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from convgen.cost.machine import Machine
 from convgen.cost.rows import program_cost
 from convgen.cost.timeline import simulate
 from convgen.plan.program.overlapped import overlapped
-from convgen.plan.program.ranks import NetworkPlan, StepSeconds
+from convgen.plan.program.ranks import FEW, NetworkPlan, StepSeconds
 from convgen.program.network import Program
 
+AROUND = 1.25  # times the shortest step: what is near such plans is looked at, too, of networks of few rows
 HIDDEN = (2.0, 4.0)  # links so many times as fast: half, and three quarters, of what moves costs nothing
 SHORTER = 0.9995  # of a step: what is longer is alike
 
@@ -36,24 +37,27 @@ def by_timeline(
         search: plans for a machine, on the plan's grid.
         near: a plan whose step is no longer by a quick count.
     """
-    least = by_sums = overlapped_s(plan.program, machine, dtype)
-    best = plan
-    others = [with_links(machine, times) for times in HIDDEN] + [replace(machine, hides_gradients=True)]
+    by_sums = overlapped_s(plan.program, machine, dtype)
+    found = [(by_sums, plan)]
 
-    def found() -> Iterator[NetworkPlan]:
-        yield from (search(other) for other in others)
-        yield from plan.beside
-        yield near(best)
+    def look(others: Iterable[NetworkPlan]) -> None:
+        for other in others:
+            if all(other.program != one.program for _, one in found):
+                found.append((overlapped_s(other.program, machine, dtype), other))
 
-    for other in found():
-        if other.program in (plan.program, best.program):
-            continue
-        if (seconds := overlapped_s(other.program, machine, dtype)) < SHORTER * least:
-            own = program_cost(other.program, machine, dtype).seconds
-            # Runners-up and the heuristic are of other machines.
-            best = replace(other, seconds=own, tried=plan.tried, runner_up={}, heuristic=None)
-            least = seconds
-    return replace(best, step=StepSeconds(least, by_sums))
+    machines = [with_links(machine, times) for times in HIDDEN] + [replace(machine, hides_gradients=True)]
+    look(search(other) for other in machines)
+    look(plan.beside)
+    least = min(seconds for seconds, _ in found)
+    likely = [one for seconds, one in found if seconds <= (AROUND if len(plan.program.rows) <= FEW else 1.0) * least]
+    look(near(one) for one in likely)
+    seconds, best = min(found, key=lambda pair: pair[0])
+    if seconds >= SHORTER * by_sums:
+        seconds, best = by_sums, plan
+    if best is not plan:  # runners-up and the heuristic are of other machines
+        own = program_cost(best.program, machine, dtype).seconds
+        best = replace(best, seconds=own, tried=plan.tried, runner_up={}, heuristic=None)
+    return replace(best, step=StepSeconds(seconds, by_sums))
 
 
 def overlapped_s(program: Program, machine: Machine, dtype: str) -> float:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import prod
+from functools import lru_cache
+from math import exp, prod
 from random import Random
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from convgen.algebra.grid import Grid
 from convgen.algebra.involved import NAME
 from convgen.algebra.layout import Axes, Layout
 from convgen.cost.machine import Machine
-from convgen.cost.rows import price_on, row_cost
+from convgen.cost.rows import Price, price_on, row_cost
 from convgen.operations.row import Operation
 from convgen.plan.program.candidates import Way, suggested, wanted
 from convgen.plan.program.step_ps import Cost, step_ps
@@ -79,7 +80,7 @@ class Nearby:
         self.learnt = {n for n, v in program.values.items() if v.kind == "parameter"}
         self.rows, self.stored = [*program.rows], {n: v.stored for n, v in program.values.items()}
         self.alike_in = [self._alike_in(i, row) for i, row in enumerate(self.rows)]
-        self.known: dict[object, Cost] = {}  # of a row, by all that it depends on
+        self.known = _known_on(self.price)  # of a row, by all that it depends on
         self.costs = [self._cost(i, row) for i, row in enumerate(self.rows)]
         self.time_ps = self._took(self.costs)
         self.with_: dict[str, str] = {}  # buffers and what they become lie alike
@@ -285,7 +286,7 @@ class Nearby:
         wanted = asked(bound, self.wanted)
         back = [k for k, o in enumerate(signature.inputs) if o.gradient and wanted[k]]
         computing = here.local(operation, number, nests, back) if back else 0
-        forward, moving, sums, moves = 0, 0, 0, [False, False]  # whether operands move, and results
+        forward, moving, sums, latency, moves = 0, 0, 0, 0, [False, False]  # whether operands move, and results
         for k, (operand, axes) in enumerate(zip(signature.inputs, how.reads, strict=True)):
             sets, stored = tensors[operand.name], Layout(NAME, axes)
             wants = price.wants(signature, operand, roles)
@@ -295,8 +296,11 @@ class Nearby:
                 found = price.gradient(signature, operand, roles)
                 there = price.of((types.back if stored != wants else types.back_here)[k])
                 taken = there.moves.collected(sets, found, stored)
-                behind = bound.reads[k] in self.learnt and found.summed == stored
-                sums, moving = sums + taken * behind, moving + taken * (not behind)
+                if bound.reads[k] in self.learnt and found.summed == stored:
+                    sums += taken
+                    latency += min(there.latencies.moves.collected(sets, found, stored), taken)
+                else:
+                    moving += taken
         for j, (result, axes) in enumerate(zip(signature.results, how.makes, strict=True)):
             sets, stored = tensors[result.name], Layout(NAME, axes)
             makes = price.wants(signature, result, roles)
@@ -309,7 +313,7 @@ class Nearby:
             forward += here.over_stored(bias.behind, how.makes[0])
         if not (bias.is_bias and not any(moves)):
             forward += here.local(operation, number, nests)
-        return Cost(forward, computing, moving, sums)
+        return Cost(forward, computing, moving, sums - latency, latency)
 
     def _alike_in(self, i: int, row: PlacedRow) -> object:
         """What rows have in common that cost the same where they are placed alike."""
@@ -323,12 +327,13 @@ class Nearby:
         types, bias, wanted = self.start.row_types[i], self.start.biased[i], asked(row.bound, self.wanted)
         forward = row_cost(row, self.price, types, [False] * len(wanted), bias)
         computing, moving = row_cost(row, self.price, types, wanted, bias, learnt=self.learnt)
-        sums = sum(
-            self.price.of(kind).chain(one, chain, parameter=True)
-            for k, one, chain, kind in _collected(row, types)
-            if wanted[k] and row.bound.reads[k] in self.learnt and [c.kind for c in chain] == ["all_reduce"]
-        )
-        return Cost(sum(forward), computing - forward[0], moving - forward[1] - sums, sums)
+        sums = latency = 0
+        for k, one, chain, kind in _collected(row, types):
+            if wanted[k] and row.bound.reads[k] in self.learnt and [c.kind for c in chain] == ["all_reduce"]:
+                there = self.price.of(kind)
+                taken = there.chain(one, chain, parameter=True)
+                sums, latency = sums + taken, latency + min(there.latencies.chain(one, chain, parameter=True), taken)
+        return Cost(sum(forward), computing - forward[0], moving - forward[1] - sums, sums - latency, latency)
 
 
 def _collected(row: PlacedRow, types: RowTypes) -> Iterator[tuple[int, PlacedRow, Chain, str]]:
@@ -339,6 +344,12 @@ def _collected(row: PlacedRow, types: RowTypes) -> Iterator[tuple[int, PlacedRow
             yield k, one, one.store[0], types.of(row.signature.inputs[k].name).store
         elif chain:
             yield k, row, chain, types.on_the_way_back(row, k)
+
+
+@lru_cache(maxsize=2)
+def _known_on(_: Price) -> dict[object, Cost]:
+    """For all that look near programs on a grid."""
+    return {}
 
 
 def _gradients(row: PlacedRow) -> dict[str, Way]:
@@ -354,15 +365,35 @@ def improved(
     *,
     of_inputs: bool = False,
     by_step: bool = False,
+    warm: float = 0.0,
 ) -> tuple[Program, int]:
     """The program, or a better one near it, and the sum of its picoseconds.
 
     Args:
         draws: layouts that are looked at, the same ones every time.
         by_step: better is a shorter step with what travels meanwhile, not a smaller sum.
+        warm: what is worse by such a part is taken at first (`anneal`); 0: what is better alone.
     """
     near, draw = Nearby(program, machine, dtype, frozen, of_inputs=of_inputs, by_step=by_step), Random(program.name)
-    for _ in range(draws if near.grid.axes else 0):
-        if (change := near.draw(draw, cheaper=True)) is not None:
+    if not near.grid.axes:
+        return program, sum(map(sum, near.costs))
+    least, best, costs = near.time_ps, program, [*near.costs]
+    for _ in anneal(near, draws, draw, warm):
+        if near.time_ps < least:
+            least, best, costs = near.time_ps, near.program, [*near.costs]
+    return best, sum(map(sum, costs))
+
+
+def anneal(near: Nearby, draws: int, draw: Random, warm: float) -> Iterator[None]:
+    """Takes some of so many layouts, fewer and fewer worse ones; comes back behind each that it has taken.
+
+    Args:
+        warm: of what the start takes, how much worse is taken at first; 0: only what is better.
+    """
+    start = near.time_ps
+    for n in range(draws):
+        heat = warm * start * (1 - n / draws) ** 2
+        change = near.draw(draw, cheaper=not warm)
+        if change is not None and (change.more_ps <= 0 or draw.random() < exp(-change.more_ps / heat)):
             near.take(change)
-    return near.program, sum(map(sum, near.costs))
+            yield

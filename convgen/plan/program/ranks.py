@@ -32,6 +32,8 @@ from convgen.spec.placement import MAX_RANKS
 SCOUT = Effort(ways=2, others=6, stored=5, parameters=3, apart=False)
 LAYOUTS = 2  # that are looked for until statistics by parts and the best layout agree
 NEAR, MOST_NEAR = 40, 4000  # layouts near a plan that are looked at: for each row, and in all
+NEAR_FEW, FEW = 200, 40  # by the step, of networks of so few rows
+WARM = 5e-3  # of such a step, how much worse they may be at first
 SMALL = 40  # operations, of networks that are planned for many numbers of working ranks
 SCOUTED = 2  # grids, the most even ones: a role may have several axes, so that uneven splits are had on them too
 
@@ -291,9 +293,10 @@ def plan_counted(
 def plan_on(
     parts: Parts, grid: Grid, ranks: int, machine: Machine, there: Machine, dtype: str, room: Room, recompute: bool
 ) -> NetworkPlan:
-    """The best layout on a grid, for a machine; of `ranks` ranks, which there are on another machine."""
+    """The best layout on a grid, for a machine; of `ranks` ranks, which there are on another machine, for which what is
+    near it is not looked at."""
     found = plan_network(parts, [grid], machine, dtype, room, recompute)
-    return widened(polished(found, machine, dtype), ranks, there, dtype)
+    return widened(polished(found, machine, dtype) if machine == there else found, ranks, there, dtype)
 
 
 def of_samples(plan: NetworkPlan, parts: Parts, ranks: int, machine: Machine, dtype: str) -> list[NetworkPlan]:
@@ -333,8 +336,10 @@ def polished(plan: NetworkPlan, machine: Machine, dtype: str, *, by_step: bool =
     if parts is None or parts.given or program.again or program.autocast:
         return plan
     frozen = {*parts.fixed, *(parts.parted(program, True).fixed if parts.parted is not None else ())}
-    draws = min(NEAR * len(program.rows), MOST_NEAR)
-    better, ps = improved(program, machine, dtype, draws, frozen, of_inputs=parts.of_inputs, by_step=by_step)
+    few = by_step and len(program.rows) <= FEW
+    draws = min((NEAR_FEW if few else NEAR) * len(program.rows), MOST_NEAR)
+    how = {"of_inputs": parts.of_inputs, "by_step": by_step}
+    better, ps = improved(program, machine, dtype, draws, frozen, **how, warm=WARM * few)
     if better == program:
         return plan
     fits = counted(Found(better, ps, 0, 0, 0, {}), plan.room)

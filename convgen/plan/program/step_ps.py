@@ -2,8 +2,8 @@
 
 A row's backward computes and moves, and leaves a sum to a lane beside: while something is computed the lane has the
 link alone; while something else moves both have half of it (cost/link.py). What is left of the sums at the end is
-waited for. Halos and chunks, latencies and buckets are not in it: those are the timeline's (cost/timeline.py), which
-what is found by this is timed with.
+waited for, and one latency, as of a bucket. Halos, chunks and sizes of buckets are not in it: those are the timeline's
+(cost/timeline.py), which what is found by this is timed with.
 """
 
 from __future__ import annotations
@@ -18,25 +18,26 @@ class Cost(NamedTuple):
     Attributes:
         forward: what it computes and moves.
         computing, moving: backward, but for sums.
-        sums: all-reduces of parameters' gradients.
+        sums: all-reduces of parameters' gradients, without their latency.
     """
 
     forward: int
     computing: int
     moving: int
     sums: int
+    latency: int = 0
 
 
 def step_ps(costs: Sequence[Cost]) -> int:
     """Picoseconds of a step of these rows, in forward's order.
 
     Example:
-        >>> step_ps([Cost(10, 20, 0, 5), Cost(10, 20, 6, 30)])
-        81
+        >>> step_ps([Cost(10, 20, 0, 5, 2), Cost(10, 20, 6, 30, 2)])
+        83
     """
     taken, left = 0, 0
-    for forward, computing, moving, sums in reversed(costs):
+    for forward, computing, moving, sums, _ in reversed(costs):
         together = min(max(left - computing, 0), moving)
         taken += forward + computing + moving + together
         left = max(left - computing, 0) - together + sums
-    return taken + left
+    return taken + left + max((one.latency for one in costs), default=0)
