@@ -110,6 +110,10 @@ class PlanFile(OutputFile):
 @click.option(
     "--correct", is_flag=True, help="With --try: steps of which the machine's file is off are written into it."
 )
+@click.option(
+    "--groups", type=click.IntRange(2, 2**31 - 1), metavar="G",
+    help="What if convolutions whose channels and filters divide by G had G groups? ([CF] 8)",
+)  # fmt: skip
 @click.option("--measured", is_flag=True, help="Local kernels as convgen tune measured them on this device.")
 @click.option("--explain", metavar="LAYER", help="Print every step of one layer instead of the table.")
 @click.option(
@@ -161,6 +165,9 @@ def plan_command(
     else:
         network, graph = _read(file, options["batch"], options["dtype"])
     setting, target = _setting(network, graph, options)
+    if options["groups"] is not None and output is not None:
+        fact = f"-o: with --groups the plan is of another network, whose weights {file} doesn't have"
+        raise InputError(fact, hint=f"without -o; or groups of {options['groups']} in the network itself")
     if options["tried"] is not None and not others:
         _try(file, network, graph, setting, shown)
         return
@@ -168,13 +175,15 @@ def plan_command(
         show_network(file, network, graph, setting, shown, _asked())
         return
 
-    from convgen.explain.planned import Planned, planned_json, planned_text
+    from convgen.explain.planned import Planned, WhatIf, planned_json, planned_text
     from convgen.explain.planned_row import check_module, explained_layers
     from convgen.network_compiler import plan_graph
+    from convgen.spec.graph_grouped import grouped
     from convgen.spec.source import locate
 
     if explain is not None:
         check_module(graph, explain)
+    what_if = None
     try:
         with progress(f"planning {count} ranks") as tell:
 
@@ -182,11 +191,15 @@ def plan_command(
                 tell(f"planning {count} ranks" + f": {working} doing different work" * (working != count))
 
             compiled, found = plan_graph(graph, count, setting, asked, told)
+            if options["groups"] is not None:
+                graph, modules = grouped(graph, options["groups"])
+                what_if = WhatIf(options["groups"], modules, found.step_s)
+                compiled, found = plan_graph(graph, count, setting, asked, told)
     except InputError as error:
         if network is not None:
             error.notes = tuple(_with_line(note, network) for note in error.notes)
         raise locate(error, network.source if network is not None else graph.source_file) from None
-    plan = Planned(compiled, found, setting, {} if network is None else _nodes(network, graph))
+    plan = Planned(compiled, found, setting, {} if network is None else _nodes(network, graph), what_if)
     if explain is not None:
         click.echo(explained_layers(plan, explain))
     else:
@@ -345,7 +358,7 @@ def _try(file: str, network: Network | None, graph: Graph, setting: Setting, sho
 
     output: Path | None = shown["output"]
     correct = machine_file(shown["machine"]) if shown["correct"] else None
-    for name, flag in (("explain", "--explain"), ("plot", "--plot"), ("grid", "--grid")):
+    for name, flag in (("explain", "--explain"), ("plot", "--plot"), ("grid", "--grid"), ("groups", "--groups")):
         if shown[name] is not None:
             raise InputError(f"{flag} is of one modelled plan, and --try runs several", hint=f"without {flag}")
     if output is not None and network is not None:

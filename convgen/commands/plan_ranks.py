@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 else:
     RanksType = click.ParamType
 
-ONE_PLAN = {"output": "-o", "explain": "--explain", "grid": "--grid", "tried": "--try"}
+ONE_PLAN = {"output": "-o", "explain": "--explain", "grid": "--grid", "tried": "--try", "groups": "--groups"}
 NETWORKS_ONLY = {
     "batch": "--batch", "dtype": "--dtype", "reduce_dtype": "--reduce-dtype", "autocast": "--autocast",
     "keep": "--keep", "statistics": "--statistics", "regather": "--regather", "recompute": "--recompute",

@@ -28,6 +28,21 @@ from convgen.spec.text import aligned, gib, number_of
 MIB = 1 << 20
 HEAD = ("layer", "x", "w", "y", "roles", "ranks", "compute", "comm.", "MB sent", "MiB", "runner-up")
 NUMBERS = range(5, 10)
+NAMED = 4  # layers with other groups
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """A plan is of another network: some convolutions have groups (spec/graph_grouped.py).
+
+    Attributes:
+        modules: of those.
+        seconds: of a step of the plan of the network as it is.
+    """
+
+    groups: int
+    modules: tuple[str, ...]
+    seconds: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +57,7 @@ class Planned:
     found: NetworkPlan
     setting: Setting
     nodes: Mapping[str, tuple[str, str]]
+    what_if: WhatIf | None = None
 
     @property
     def program(self) -> Program:
@@ -153,6 +169,8 @@ def _summary(plan: Planned) -> Iterator[str]:
         yield from _meanwhile(plan)
     if plan.bound is not None:
         yield f"bound   {_bound(plan.bound)}"
+    if plan.what_if is not None:
+        yield f"groups  {_what_if(plan, plan.what_if)}"
     yield f"others  {number_of(len(rest), 'other layer')}: {_sums(rest)}"
     yield f"sent    {sum(one.sent_bytes for one in layers) / 1e6:.2f} MB a rank"
     yield _memory(plan)
@@ -212,6 +230,15 @@ def _bound(known: Bound) -> str:
     return f"{said}; {known.gap_anywhere:.2%} from any layout, which computes for {known.anywhere_s * 1e3:.3f} ms"
 
 
+def _what_if(plan: Planned, one: WhatIf) -> str:
+    names = [plan.nodes.get(module, (module, ""))[0] for module in one.modules]
+    more = f" and {number_of(len(names) - NAMED, 'other')}" * (len(names) > NAMED)
+    return (
+        f"{one.groups}, as if, of {', '.join(names[:NAMED])}{more}; a step of the network as it is takes "
+        f"{one.seconds * 1e3:.3f} ms, {one.seconds / plan.found.step_s:.2f} times as long"
+    )
+
+
 def _memory(plan: Planned) -> str:
     room, taken = plan.setting.bounded, plan.found.memory_bytes
     of = f", of {gib(room.memory_bytes)} GiB that it may take" if room.memory_bytes is not None else ""
@@ -256,6 +283,7 @@ def planned_json(plan: Planned) -> dict[str, Any]:
         "overlapped_seconds": None if machine.hides_gradients else plan.timeline.end_s,
         "deviation_seconds": None if plan.estimate is None else plan.estimate.deviation,
         "alike": plan.alike,
+        "what_if": None if plan.what_if is None else _what_if_json(plan, plan.what_if),
         "bound": None if plan.bound is None else _bound_json(plan.bound),
         "compute_seconds": sum(one.compute_ps for one in layers) / PICOSECONDS,
         "communication_seconds": sum(one.moving_ps for one in layers) / PICOSECONDS,
@@ -282,6 +310,11 @@ def _bound_json(known: Bound) -> dict[str, float | None]:
         "anywhere_seconds": known.anywhere_s,
         "gap_anywhere": known.gap_anywhere,
     }
+
+
+def _what_if_json(plan: Planned, one: WhatIf) -> dict[str, Any]:
+    names = [plan.nodes.get(module, (module, ""))[0] for module in one.modules]
+    return {"groups": one.groups, "layers": names, "ungrouped_seconds": one.seconds}
 
 
 def _layer_json(plan: Planned, one: Layer) -> dict[str, Any]:
