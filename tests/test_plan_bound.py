@@ -33,6 +33,7 @@ from convgen.plan.setting import Setting
 from convgen.program.network import Program, asked
 from convgen.spec.aten.describe import describe
 from convgen.spec.network_graph import network_graph
+from convgen.spec.network_reader import network_from_dict
 
 ROUNDED = 1e-9  # picoseconds of rows are whole
 
@@ -128,6 +129,18 @@ def test_plans_say_how_far_they_are_from_the_best() -> None:
         if not by_step:
             assert found.gap == 0 or found.candidates_s >= found.plan_s * 0.99
         assert busiest(plan.program, machine, "float32") < plan.program.grid.ranks
+
+
+def test_plans_with_statistics_by_parts_have_a_bound() -> None:
+    """Parts are of the plan's layout, which one rank has not."""
+    convolution = {"kind": "conv", "out_channels": 8, "kernel_size": 3, "padding": 1}
+    nodes = [convolution | {"name": "a"}, {"kind": "batch_norm"}, {"kind": "relu"}, convolution | {"name": "b"}]
+    graph = network_graph(network_from_dict({"name": "normed", "input": [1, 8, 256, 256], "nodes": nodes}))
+    lassen = load_machine("lassen")
+    plan = plan_graph(graph, 4, Setting(machine=lassen, statistics="local", by_step=False))[1]
+    found = bound(plan, lassen, "float32")
+    assert plan.parts is not None and any(any(stored) for stored in plan.parts.fixed.values())
+    assert found is not None and found.anywhere_s is not None and found.anywhere_s <= found.plan_s
 
 
 def test_the_command_says_it() -> None:

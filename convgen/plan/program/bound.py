@@ -85,8 +85,8 @@ def anywhere_s(plan: NetworkPlan, machine: Machine, dtype: str) -> float | None:
         peak_flops=tuple((kind, times * rate) for kind, rate in machine.peak_flops),
         memory_bytes_per_s=times * machine.memory_bytes_per_s,
     )
-    room = replace(plan.room, memory_bytes=None)
-    return Search(plan.parts, Grid((("a", 1),)), one, dtype, room=room).time_ps() / PICOSECONDS
+    room, copies = replace(plan.room, memory_bytes=None), {n: ((),) * len(s) for n, s in plan.parts.fixed.items()}
+    return Search(plan.parts._replace(fixed=copies), Grid((("a", 1),)), one, dtype, room=room).time_ps() / PICOSECONDS
 
 
 class Least(Search):
