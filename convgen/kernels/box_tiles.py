@@ -52,6 +52,13 @@ def is_turned(problem: Problem, config: Config) -> bool:
     return columns > rows if rewrites(problem) else not 64 <= rows <= columns
 
 
+def lies_flat(problem: Problem, config: Config) -> bool:
+    """Whether weights are copied as boxes of a matrix: filters by taps and channels. Then matrix instructions read them
+    where they are copied to. Not where a box would reach beyond a tap's channels, or a part's filters."""
+    channels = problem.taps * problem.x_parts == 1 or problem.channels % config.tile["BC"] == 0
+    return channels and (problem.y_parts == 1 or problem.filters % config.tile["BF"] == 0)
+
+
 def rewrites(problem: Problem) -> bool:
     """Whether a product's columns are read from shared memory and written back: as the parts of float32, or so that
     what is summed is their fastest index. Matrix instructions have the latter of 16-bit types only."""

@@ -11,6 +11,7 @@ from convgen.kernels.box_tiles import (
     has_part,
     is_paired,
     is_turned,
+    lies_flat,
     parts_together,
     pieces,
     taps_together,
@@ -314,9 +315,8 @@ class BoxWords(PhaseWords):
             words[1:] = [f"{w} - {rows}_{d.letter}" for w, d in zip(words[1:], self.dims, strict=True)]
         return ", ".join([*words, channel])
 
-    @property
-    def box_weights(self) -> str:
-        """Corner of a box of w: part and number of the filter, tap, part and number of the channel."""
+    def weights_box(self, config: Config) -> str:
+        """Weights of a step: filters by channels, of a tap."""
         tap = "tap" if self.problem.taps > 1 else "0"
         if self.tapped and (self.by_phase or self.problem.rim is not None):
             tap = "0"
@@ -324,13 +324,23 @@ class BoxWords(PhaseWords):
                 tap = (
                     d.k if tap == "0" else f"({tap}) * {d.taps} + {d.k}" if " " in tap else f"{tap} * {d.taps} + {d.k}"
                 )
-        parts = ["y_part" if self.parts("y") > 1 else "0", "f", tap]
-        return ", ".join([*parts, "x_part" if self.parts("x") > 1 else "0", "c"])
+        f_part, c_part = ("y_part" if self.parts("y") > 1 else "0"), ("x_part" if self.parts("x") > 1 else "0")
+        if not lies_flat(self.problem, config):
+            return f"w.load([{f_part}, f, {tap}, {c_part}, c]).reshape(BF, BC)"
+        row = f"{f_part} * F + f" if f_part != "0" else "f"
+        column = tap
+        if c_part != "0":
+            column = f"({tap}) * {self.problem.x_parts} + {c_part}" if tap != "0" else c_part
+        column = "c" if column == "0" else f"({column}) * C + c" if " " in column else f"{column} * C + c"
+        return f"w.load([{row}, {column}])"
 
     def box_descriptors(self, config: Config) -> list[tuple[str, list[str]]]:
         """For each tensor of the launch what boxes_of_memory is told; nothing where pointers are used."""
         p, tile = self.problem, config.tile
         w = f"({p.y_parts}, s.filters, {p.taps}, {p.x_parts}, s.channels)", f"[1, {tile['BF']}, 1, 1, {tile['BC']}]"
+        if lies_flat(p, config):
+            filters, columns = times("s.filters", p.y_parts), times("s.channels", p.taps * p.x_parts)
+            w = f"({filters}, {columns})", f"[{tile['BF']}, {tile['BC']}]"
         y = self.view_of_y(config)
         texts = {"x": self._view_of_x(config), "w": list(w), "dx": self._view_of_x(config), "y": y, "dy": y}
         as_result = [name for name, kind in epilogues.operands(p.epilogue) if kind == "element"]
