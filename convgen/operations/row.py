@@ -153,8 +153,8 @@ class Operation(ABC):
 
     Attributes:
         gives_anew: whether gradients by `vjp` are memory of their own.
-        any_order: whether `vjp` takes gradients in whatever order they lie in memory, as it makes an element of an
-            element, or looks at them in another shape.
+        any_order: whether `vjp` takes gradients without gaps in whatever order they lie in memory, as it makes an
+            element of an element, or looks at them in another shape.
         draws: whether it makes random numbers.
         in_evaluation: what it is there, of a network that is trained, too: itself, its first operand, or ones.
     """

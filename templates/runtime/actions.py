@@ -57,6 +57,7 @@ class Actions:
         for label, row in steps.rows.items():
             stand = self.stands[label] = row.stand(ctx, label)
             self.stands |= {one.label: one for one in stand.derived.values()}
+        self._of_gradients = {one.label for s in self.stands.values() for one in s.derived.values()}
         self.programs = ctx.net.programs
         if self.programs is not None:
             self.stands = {label: self.programs.stand(stand, place) for label, stand in self.stands.items()}
@@ -170,6 +171,8 @@ class Actions:
         code = self._whole(line.key, wants)
         if not code.keeps:
             run = _with_zeros(code) if not all(read) else code.run_over if over else code.run
+            if line.key in self._of_gradients:
+                run = _of_dense(run)
             return _one(run) if len(line.makes) == 1 else _several(run, len(line.makes))
 
         def forward(*operands: Tensor) -> tuple[Any, ...]:
@@ -223,8 +226,8 @@ class Actions:
 
         def vjp(kept: Any, *reads: Tensor | None) -> Any:
             dys, before = (reads[:-1], reads[-1]) if adds else (reads, None)
-            dys = dys if any_order else [None if d is None else dense(d) for d in dys]
-            found = code.backward(kept, needed, dys, keeps_graph(), before)
+            given = [None if d is None else d if any_order and fills(d) else dense(d) for d in dys]
+            found = code.backward(kept, needed, given, keeps_graph(), before)
             return found if len(found) > 1 else found[0]
 
         return vjp
@@ -571,6 +574,11 @@ def _with(found: Action, needed: Flags, makes: int) -> Action:
 
 def _one(run: Callable[..., tuple[Any, ...]]) -> Action:
     return lambda *operands: run(*operands)[0]
+
+
+def _of_dense(run: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
+    """Of a gradient's row, whose first operand is the gradient of a result."""
+    return lambda dy, *others: run(dense(dy) if isinstance(dy, Tensor) else dy, *others)
 
 
 def _several(run: Callable[..., tuple[Any, ...]], makes: int) -> Action:

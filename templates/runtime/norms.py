@@ -351,7 +351,7 @@ class NormAtOnce:
             found = [dy.to(types[0]), *(torch.zeros_like(v) for v in vectors)]
         else:
             asked = [needed[0], w is not None, b is not None]
-            given = dy.reshape(rows.shape).to(rows.dtype)
+            given = dy.reshape(rows.shape).to(rows.dtype).contiguous()  # group norms' take it as if it were, unasked
             wide: Any = [None if v is None else v.reshape(-1).to(rows.dtype) for v in (w, b)]
             if self.by_channel:
                 back = torch.ops.aten.native_group_norm_backward
