@@ -54,7 +54,10 @@ def is_turned(problem: Problem, config: Config) -> bool:
 
 def lies_flat(problem: Problem, config: Config) -> bool:
     """Whether weights are copied as boxes of a matrix: filters by taps and channels. Then matrix instructions read them
-    where they are copied to. Not where a box would reach beyond a tap's channels, or a part's filters."""
+    where they are copied to. Not where a box would reach beyond a tap's channels, or a part's filters; nor of four
+    bytes, which are read and written once more on the way (docs/kernels.md)."""
+    if problem.element_bytes != 2:
+        return False
     channels = problem.taps * problem.x_parts == 1 or problem.channels % config.tile["BC"] == 0
     return channels and (problem.y_parts == 1 or problem.filters % config.tile["BF"] == 0)
 
