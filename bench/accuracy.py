@@ -34,6 +34,7 @@ from torch.nn.functional import cross_entropy, interpolate
 
 import convgen
 from convgen.pictures.figures import matplotlib, save_figure, settings
+from convgen.spec.text import parse_grid
 from convgen.verify.processes import spawn
 
 CLASSES, SIZE, BATCH, RATE = 10, 32, 100, 0.1
@@ -162,7 +163,7 @@ class Runs:
         key = f"{name}; {self.task.images} images, {self.task.epochs} epochs; seed {seed}"
         if key not in self.all:
             grid, _ = WAYS[name]
-            ranks = math.prod(int(part.split("=")[1]) for part in grid.split(",")) if grid else 1
+            ranks = math.prod(parse_grid(grid).values()) if grid else 1
             curves = spawn(partial(trained, self.task, WAYS[name], seed), ranks, 24 * 3600)
             self.all[key] = curves[0]
             if self.file is not None:

@@ -24,13 +24,13 @@ from typing import Any
 
 import torch
 from options import options
-from step_traffic import loss_of, torchvision_model, unet
+from step_traffic import kl_decoder, loss_of, torchvision_model, unet
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from convgen.algebra.grid import Grid
 from convgen.network_compiler import compile_network
-from convgen.packages import files_of, forget_package, load_package
+from convgen.packages import files_of, forget_package, load_package, write_package
 from convgen.spec.exported import graph_of
 from convgen.verify.virtual import VirtualTransport, World
 
@@ -39,19 +39,11 @@ LARGE = 16  # a pass makes at least this share, one of it, of the largest activa
 Made = tuple[nn.Module, list[int]]  # a module, and its input's shape
 
 
-def decoder(n: int, rows: int) -> Made:
-    from diffusers.models.autoencoders.vae import Decoder
-
-    ups, widths = ("UpDecoderBlock2D",) * 4, (32, 64, 128, 128)
-    made = Decoder(4, 3, up_block_types=ups, block_out_channels=widths, layers_per_block=2)
-    return made, [n, 4, rows // 8, rows // 8]
-
-
 NETWORKS: dict[str, Callable[[], Made]] = {
     "resnet18": partial(torchvision_model, "resnet18", 4, 224),
     "unet": partial(unet, 2, 128),
     "convnext_tiny": partial(torchvision_model, "convnext_tiny", 2, 128),
-    "decoder": partial(decoder, 1, 128),
+    "decoder": partial(kl_decoder, 1, 128, (32, 64, 128, 128)),
 }
 
 
@@ -108,9 +100,7 @@ def on_one_rank(module: nn.Module, x: Tensor) -> Iterator[tuple[Any, Tensor]]:
     graph, constants = graph_of(copy.deepcopy(module), (x,), name="net")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / graph.name
-        path.mkdir()
-        for file, data in files_of(compile_network(graph, Grid((("N", 1),))), constants).items():
-            (path / file).write_bytes(data)
+        write_package(path, files_of(compile_network(graph, Grid((("N", 1),))), constants), "the folder")
         net = load_package(path)
         try:
             mesh = net.init_mesh("cpu", transport=VirtualTransport(World(1), 0))

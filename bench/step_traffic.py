@@ -394,11 +394,11 @@ def unet(n: int, rows: int) -> tuple[nn.Module, list[int]]:
     return UNet(), [n, 3, rows, rows]
 
 
-def kl_decoder(n: int, rows: int) -> tuple[nn.Module, list[int]]:
-    """AutoencoderKL's decoder at the widths of Stable Diffusion's; `rows` of the image."""
+def kl_decoder(n: int, rows: int, widths: tuple[int, ...] = (128, 256, 512, 512)) -> tuple[nn.Module, list[int]]:
+    """AutoencoderKL's decoder, by default at the widths of Stable Diffusion's; `rows` of the image."""
     from diffusers.models.autoencoders.vae import Decoder
 
-    ups, widths = ("UpDecoderBlock2D",) * 4, (128, 256, 512, 512)
+    ups = ("UpDecoderBlock2D",) * 4
     decoder = Decoder(4, 3, up_block_types=ups, block_out_channels=widths, layers_per_block=2)
     return decoder, [n, 4, rows // 8, rows // 8]
 

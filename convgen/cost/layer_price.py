@@ -64,7 +64,6 @@ class LayerPrice(Price):
         self.objective: Objective = objective
         self.moves = self.model.moves if objective == "seconds" else _Sent(space.grid, machine, self.element_bytes)
         self.sets = {name: self._alone(tensor) for name, tensor in space.conv.tensors.items()}
-        self._locals: dict[tuple[str, int, tuple[tuple[str, Axes], ...]], int] = {}
         self._begun: dict[tuple[IndexSets, Stored, Layout], tuple[tuple[Conversion, int], ...]] = {}
 
     def _alone(self, tensor: Tensor) -> IndexSets:
@@ -78,20 +77,16 @@ class LayerPrice(Price):
     def tensors(self, signature: Signature) -> dict[str, IndexSets]:
         return self.sets
 
-    def local(
+    def _find_local(
         self,
         operation: Operation,
         way: int,
         roles: Mapping[str, Axes],
-        asked: Collection[int] | None = None,
-        derived: Collection[int] = (),
+        asked: Collection[int] | None,
+        derived: Collection[int],
     ) -> int:
-        key = operation.name, way, tuple(roles.items())
-        if (found := self._locals.get(key)) is None:
-            first, second, made = layouts(self.space, operation.signatures[way], roles)
-            step = self.model.convolution((first, second, made))
-            found = self._locals[key] = held(price_of(step, self.objective))
-        return found
+        first, second, made = layouts(self.space, operation.signatures[way], roles)
+        return held(price_of(self.model.convolution((first, second, made)), self.objective))
 
     def reduced(
         self,

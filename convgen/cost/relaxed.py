@@ -53,19 +53,16 @@ class Relaxed(Price):
             self._others[kind] = Relaxed(other, self.rank, self.share)
         return self._others[kind]
 
-    def local(
+    def _find_local(
         self,
         operation: Operation,
         way: int,
         roles: Mapping[str, Axes],
-        asked: Collection[int] | None = None,
-        derived: Collection[int] = (),
+        asked: Collection[int] | None,
+        derived: Collection[int],
     ) -> int:
-        key = operation, way, tuple(roles.items()), tuple(asked or ()), tuple(derived)
-        if (known := self._local.get(key)) is None:
-            seconds = rank_seconds(self.price, operation, way, *key[2:])
-            known = self._local[key] = int(self.share * float(seconds[self.rank]) * PICOSECONDS)
-        return known
+        seconds = rank_seconds(self.price, operation, way, tuple(roles.items()), tuple(asked or ()), tuple(derived))
+        return int(self.share * float(seconds[self.rank]) * PICOSECONDS)
 
 
 class _Waited(Moves):

@@ -212,7 +212,7 @@ class Price:
         sizes = self.grid.sizes
         nests = tuple((index, tuple(sizes[a] for a in axes)) for index, axes in roles.items() if axes)
         done = most_work(operation, way, nests, undone=asked is not None)
-        yield from ((1, one) for one in done) if asked is None else taken_back(done, asked, derived)
+        yield from taken_back(done, asked, derived)
 
     def _timed(
         self,

@@ -370,7 +370,7 @@ def _busy_seconds(
     """
     machine, total = price.machine, np.zeros(price.grid.ranks)
     there = work_by_rank(operation, way, tuple(sorted(roles)), price.grid, undone=bool(operands))
-    done = [*taken_back(there, operands, derived)] if operands else [(1, one) for one in there]
+    done = [*taken_back(there, operands or None, derived)]
     for n, one in done:
         flops, elements = (
             np.broadcast_to(np.asarray(k, dtype=np.float64), price.grid.ranks)

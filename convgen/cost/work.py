@@ -142,9 +142,13 @@ def work_by_rank(
 
 
 def taken_back(
-    launches: Sequence[Launch], asked: Collection[int], derived: Collection[int] = ()
+    launches: Sequence[Launch], asked: Collection[int] | None, derived: Collection[int] = ()
 ) -> Iterator[tuple[int, Launch]]:
-    """How often backward takes what, as `repeats` has it; a convolution's gradients each as the phase that makes it."""
+    """How often backward takes what, as `repeats` has it; a convolution's gradients each as the phase that makes it.
+    None asked: forward, which takes each once."""
+    if asked is None:
+        yield from ((1, one) for one in launches)
+        return
     for often, one in zip(repeats(launches, asked, derived), launches, strict=True):
         if one.operation.convolves is None:
             yield often, one

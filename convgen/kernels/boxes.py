@@ -23,6 +23,13 @@ from convgen.kernels.phases import PhaseWords
 from convgen.kernels.words import CHANNEL, DimWords, Words, constant, times
 
 
+def _within(outer: str, extent: int | str, inner: str) -> str:
+    """The number of what is `inner` of so many within `outer`."""
+    if outer == "0":
+        return inner
+    return f"{f'({outer})' if ' ' in outer else outer} * {extent} + {inner}"
+
+
 def _transposed(text: str) -> str:
     return text.removesuffix(".T") if text.endswith(".T") else f"{text}.T"
 
@@ -321,18 +328,12 @@ class BoxWords(PhaseWords):
         if self.tapped and (self.by_phase or self.problem.rim is not None):
             tap = "0"
             for d in self.tapped:
-                tap = (
-                    d.k if tap == "0" else f"({tap}) * {d.taps} + {d.k}" if " " in tap else f"{tap} * {d.taps} + {d.k}"
-                )
+                tap = _within(tap, d.taps, d.k)
         f_part, c_part = ("y_part" if self.parts("y") > 1 else "0"), ("x_part" if self.parts("x") > 1 else "0")
         if not lies_flat(self.problem, config):
             return f"w.load([{f_part}, f, {tap}, {c_part}, c]).reshape(BF, BC)"
-        row = f"{f_part} * F + f" if f_part != "0" else "f"
-        column = tap
-        if c_part != "0":
-            column = f"({tap}) * {self.problem.x_parts} + {c_part}" if tap != "0" else c_part
-        column = "c" if column == "0" else f"({column}) * C + c" if " " in column else f"{column} * C + c"
-        return f"w.load([{row}, {column}])"
+        column = tap if c_part == "0" else _within(tap, self.problem.x_parts, c_part)
+        return f"w.load([{_within(f_part, 'F', 'f')}, {_within(column, 'C', 'c')}])"
 
     def box_descriptors(self, config: Config) -> list[tuple[str, list[str]]]:
         """For each tensor of the launch what boxes_of_memory is told; nothing where pointers are used."""
