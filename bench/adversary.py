@@ -103,11 +103,11 @@ def annealed(program: Program, machine: Machine, dtype: str, layouts: int, draw:
     last = round(layouts * TIMED / 2)
     for _ in range(last):
         if (change := near.draw(draw)) is not None and change.more_ps < NEAR * near.time_ps:
-            before = [*near.rows], {**near.stored}, [*near.costs], near.time_ps
+            before = near.kept()
             near.take(change)
             found.timed += 1
             if not _least(found, overlapped_s(near.program, machine, dtype), near):
-                near.rows, near.stored, near.costs, near.time_ps = before
+                near.go_back(before)
     found.looked = layouts + last
     return found
 

@@ -75,7 +75,7 @@ def test_another_price_is_refused() -> None:
 @pytest.mark.parametrize("number", range(2))
 def test_more_ranks_are_never_planned_slower(number: int) -> None:
     draw = Random(f"more ranks {number}")
-    machine = replace(a_machine(draw), hides_gradients=False, tiles=None)  # a device so slow has no 132 processors
+    machine = replace(a_machine(draw), hides_gradients=False)
     graph = network_graph(branched(draw, 1))
     some = sorted({1, 3, 7, 8, draw.randint(9, 63), 64, 4096})
     seconds = [plan_graph(graph, ranks, Setting(machine=machine, statistics="local"))[1].seconds for ranks in some]

@@ -25,16 +25,17 @@ from convgen.plan.program.candidates import Roles, Way
 EXACT = 1 << 53  # counts below it are the same in arrays of int64 and as they are divided
 
 
-def every_way(operation: Operation, price: Price, most: int) -> list[tuple[int, Way]]:
-    """(picoseconds of local work, way) of every role of every axis, ranks with nothing to do left out.
+def every_way(operation: Operation, price: Price, most: float, *, idle: bool = False) -> list[tuple[int, Way]]:
+    """(picoseconds of local work, way) of every role of every axis.
 
     Args:
         most: ways that take more than so many times the fastest's are left out.
+        idle: whether ranks may have nothing to do.
     """
     found: list[tuple[int, int, _Ways, int]] = []
     for number, signature in enumerate(operation.signatures):
         if signature.reduction != "max":
-            ways = _Ways(signature, price.grid)
+            ways = _Ways(signature, price.grid, idle=idle)
             locals_ = _local(operation, number, ways, price)
             found += [(ps, number, ways, k) for k, ps in enumerate(locals_)]
     least = min((ps for ps, *_ in found), default=0)
@@ -56,7 +57,7 @@ def _chosen(indices: int, axes: int) -> NDArray[np.int64]:
 class _Ways:
     """Those of a signature that a grid serves: by index and way, bits of the axes that it has."""
 
-    def __init__(self, signature: Signature, grid: Grid) -> None:
+    def __init__(self, signature: Signature, grid: Grid, *, idle: bool) -> None:
         self.signature, self.names = signature, grid.names
         self.several = [i for i, n in signature.extents if n > 1]
         subsets = range(1 << len(grid.names))
@@ -65,7 +66,7 @@ class _Ways:
         parts = np.array([prod(sizes) for sizes in self.sizes], dtype=np.int64)
         bits = _chosen(len(self.several), len(grid.names))
         fits = np.ones(bits.shape[1], dtype=np.bool_)
-        for k, i in enumerate(self.several):
+        for k, i in enumerate(self.several if not idle else ()):
             fits &= parts[bits[k]] <= signature.extent[i]
         for outer, *inner in signature.nests:  # as `serves` has it
             for i in inner:

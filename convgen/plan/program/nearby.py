@@ -8,7 +8,7 @@ cost less; `bench/adversary.py` anneals by the same draws, to find what plans mi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import exp, prod
@@ -52,6 +52,15 @@ class Change(NamedTuple):
     rows: Mapping[int, tuple[Anew, Cost]]
     stored: Mapping[str, Stored]
     more_ps: int
+
+
+class Layouts(NamedTuple):
+    """Of all rows and values, and what they cost."""
+
+    rows: Sequence[PlacedRow]
+    stored: Mapping[str, Stored]
+    costs: Sequence[Cost]
+    time_ps: int
 
 
 class Nearby:
@@ -99,6 +108,10 @@ class Nearby:
     def _took(self, costs: Sequence[Cost]) -> int:
         return step_ps(costs) if self.by_step else sum(map(sum, costs))
 
+    def price_of(self, i: int) -> Price:
+        """In the type of a row's local work."""
+        return self.price.of(self.start.row_types[i].local)
+
     @property
     def program(self) -> Program:
         values = {n: replace(v, stored=self.stored[n]) for n, v in self.start.values.items()}
@@ -110,6 +123,14 @@ class Nearby:
             self.rows[i], self.costs[i] = self._placed(i, how), cost
         self.stored.update(change.stored)
         self.time_ps += change.more_ps
+
+    def kept(self) -> Layouts:
+        """As it is now, for `go_back`."""
+        return Layouts([*self.rows], {**self.stored}, [*self.costs], self.time_ps)
+
+    def go_back(self, to: Layouts) -> None:
+        """Make it what it was."""
+        self.rows, self.stored, self.costs, self.time_ps = [*to.rows], {**to.stored}, [*to.costs], to.time_ps
 
     def draw(self, draw: Random, *, cheaper: bool = False) -> Change | None:
         """Something else; None where it can't be.
@@ -127,7 +148,7 @@ class Nearby:
             self._lay(draw, i, kind, stored, laid)
         if any(self.stored[v] == s for v, s in stored.items()):
             stored = {v: s for v, s in stored.items() if self.stored[v] != s}
-        return self._changed(stored, laid, cheaper) if stored or laid else None
+        return self.changed(stored, laid, cheaper=cheaper) if stored or laid else None
 
     # ---------------------------------------------------------------- what is drawn
     def _store(self, draw: Random, stored: dict[str, Stored], laid: dict[int, Laid], most: int) -> None:
@@ -164,24 +185,17 @@ class Nearby:
         makes = [stored.get(v) if v else None for v in row.bound.makes]
         ways = [w for w in suggested(row.bound.operation, reads, makes) if self._serves(row.bound.operation, w)]
         if ways:
-            laid[i] = Laid(draw.choice(ways), _gradients(row))
+            laid[i] = Laid(draw.choice(ways), gradients_of(row))
 
     def _some_storage(self, draw: Random, value: str) -> Stored:
         """As a row would have it, or any."""
         shape = self.start.values[value].shape
-        i = draw.choice(self.touching[value])
-        row = self.rows[i]
+        row = self.rows[draw.choice(self.touching[value])]
         if draw.random() < 0.6:
-            number, roles = row.way, dict(row.roles)
+            roles = row.roles
             if draw.random() < 0.5 and row.derived:
-                roles = dict(draw.choice(row.derived)[1].roles)
-            signature = row.bound.operation.signatures[number]
-            sides = [*zip(signature.inputs, row.bound.reads, strict=True)]
-            sides += [*zip(signature.results, row.bound.makes, strict=True)]
-            operand = next(o for o, v in sides if v == value)
-            own = {k: axes for k, axes in roles.items() if k in signature.extent}
-            of_row = kept if self.start.values[value].kind == "parameter" else wanted
-            return of_row(operand, signature, own)
+                roles = draw.choice(row.derived)[1].roles
+            return self.liked(value, row, roles)
         found: list[Axes] = [()] * len(shape)
         for axis in draw.sample(self.grid.names, len(self.grid.names)):
             d = draw.randrange(len(shape) + 1)
@@ -189,9 +203,18 @@ class Nearby:
                 found[d] = (*found[d], axis)
         return tuple(found)
 
+    def liked(self, value: str, row: PlacedRow, roles: Iterable[tuple[str, Axes]]) -> Stored:
+        """How a row with such roles would have a value stored that it reads or makes."""
+        signature = row.bound.operation.signatures[row.way]
+        sides = [*zip(signature.inputs, row.bound.reads, strict=True)]
+        sides += [*zip(signature.results, row.bound.makes, strict=True)]
+        operand = next(o for o, v in sides if v == value)
+        own = {k: axes for k, axes in roles if k in signature.extent}
+        return (kept if self.start.values[value].kind == "parameter" else wanted)(operand, signature, own)
+
     def _lay(self, draw: Random, i: int, kind: str, stored: dict[str, Stored], laid: dict[int, Laid]) -> None:
         row = self.rows[i]
-        operation, gradients = row.bound.operation, dict(_gradients(row))
+        operation, gradients = row.bound.operation, dict(gradients_of(row))
         if kind == "gradient":
             names = [*operation.gradients]
             if not names:
@@ -240,14 +263,21 @@ class Nearby:
         return signature.reduction != "max" and serves(signature, dict(way[1]), self.grid)
 
     # ---------------------------------------------------------------- what it costs
-    def _changed(self, stored: Mapping[str, Stored], laid: Mapping[int, Laid], cheaper: bool) -> Change | None:
+    def changed(
+        self, stored: Mapping[str, Stored], laid: Mapping[int, Laid], *, cheaper: bool = False
+    ) -> Change | None:
+        """Values stored otherwise, and rows laid otherwise; None where it can't be.
+
+        Args:
+            cheaper: also None where it costs as much or more, which is often known before all of it is placed.
+        """
         touched = {i for v in stored for i in self.touching.get(v, ())} | {*laid}
         left = sum(sum(self.costs[i]) for i in touched)
         anew: dict[int, Anew] = {}
         costs: dict[int, Cost] = {}
         for i in touched:
             row = self.rows[i]
-            one = laid.get(i) or Laid((row.way, row.roles), _gradients(row))
+            one = laid.get(i) or Laid((row.way, row.roles), gradients_of(row))
             own = {*row.bound.operation.gradients}
             if row.bound.operation.signatures[one.way[0]].reduction != "sum" and own != {*one.gradients}:
                 return None
@@ -352,36 +382,9 @@ def _known_on(_: Price) -> dict[object, Cost]:
     return {}
 
 
-def _gradients(row: PlacedRow) -> dict[str, Way]:
+def gradients_of(row: PlacedRow) -> dict[str, Way]:
+    """Ways of a row's gradients that are rows of their own, by operand."""
     return {row.signature.inputs[k].name: (one.way, one.roles) for k, one in row.derived}
-
-
-def improved(
-    program: Program,
-    machine: Machine,
-    dtype: str,
-    draws: int,
-    frozen: Collection[str] = (),
-    *,
-    of_inputs: bool = False,
-    by_step: bool = False,
-    warm: float = 0.0,
-) -> tuple[Program, int]:
-    """The program, or a better one near it, and the sum of its picoseconds.
-
-    Args:
-        draws: layouts that are looked at, the same ones every time.
-        by_step: better is a shorter step with what travels meanwhile, not a smaller sum.
-        warm: what is worse by such a part is taken at first (`anneal`); 0: what is better alone.
-    """
-    near, draw = Nearby(program, machine, dtype, frozen, of_inputs=of_inputs, by_step=by_step), Random(program.name)
-    if not near.grid.axes:
-        return program, sum(map(sum, near.costs))
-    least, best, costs = near.time_ps, program, [*near.costs]
-    for _ in anneal(near, draws, draw, warm):
-        if near.time_ps < least:
-            least, best, costs = near.time_ps, near.program, [*near.costs]
-    return best, sum(map(sum, costs))
 
 
 def anneal(near: Nearby, draws: int, draw: Random, warm: float) -> Iterator[None]:

@@ -23,8 +23,10 @@ from convgen.plan.letters import lay_out
 from convgen.plan.parts import ANY, Parts, Room
 from convgen.plan.program.candidates import Way
 from convgen.plan.program.fitting import Fitted, counted, fitted
-from convgen.plan.program.nearby import improved
+from convgen.plan.program.improved import improved
+from convgen.plan.program.nearby import Nearby
 from convgen.plan.program.search import Effort, Found, Search, TooLittleMemory
+from convgen.plan.program.sweep import sweep
 from convgen.plan.program.written import plan_of, program_of
 from convgen.program.network import Program
 from convgen.spec.placement import MAX_RANKS
@@ -32,8 +34,8 @@ from convgen.spec.placement import MAX_RANKS
 SCOUT = Effort(ways=2, others=6, stored=5, parameters=3, apart=False)
 LAYOUTS = 2  # that are looked for until statistics by parts and the best layout agree
 NEAR, MOST_NEAR = 40, 4000  # layouts near a plan that are looked at: for each row, and in all
-NEAR_FEW, FEW = 200, 40  # by the step, of networks of so few rows
-WARM = 5e-3  # of such a step, how much worse they may be at first
+NEAR_FEW, FEW = 400, 40  # by the step, of networks of so few rows
+WARM = (5e-2, 1e-2, 0.0)  # by round, of such a step, how much worse they may be at first
 SMALL = 40  # operations, of networks that are planned for many numbers of working ranks
 SCOUTED = 2  # grids, the most even ones: a role may have several axes, so that uneven splits are had on them too
 
@@ -144,6 +146,11 @@ def scouted_in(room: Room, recompute: bool) -> Room:
     return replace(room, memory_bytes=None) if recompute else room
 
 
+def by_tiles(machine: Machine, parts: Parts) -> bool:
+    """Whether a device's time is steps of whole tiles, so that few candidates say little, of a network of few rows."""
+    return machine.tiles is not None and len(parts.rows) <= FEW
+
+
 class _Scout:
     """Plans with few candidates, a grid each; remembered."""
 
@@ -166,10 +173,14 @@ class _Scout:
 
     def _least(self, grid: Grid) -> int:
         search = Search(self.parts, grid, self.machine, self.dtype, SCOUT, self.room)
-        if self.parts.parted is None:
+        if self.parts.parted is not None:
+            stays = self.parts.parted(search.run(compared=False).program, True)
+            search = Search(stays, grid, self.machine, self.dtype, SCOUT, self.room)
+        if not by_tiles(self.machine, self.parts):
             return search.time_ps()
-        stays = self.parts.parted(search.run(compared=False).program, True)
-        return Search(stays, grid, self.machine, self.dtype, SCOUT, self.room).time_ps()
+        near = Nearby(search.run(compared=False).program, self.machine, self.dtype)
+        sweep(near)
+        return near.time_ps
 
 
 def is_alike(one: Parts, other: Parts) -> bool:
@@ -272,7 +283,8 @@ def plan_counted(
 
     def planned(count: int) -> NetworkPlan:
         told(count)
-        return plan_network(parts, grids_of(count, machine), machine, dtype, room, recompute, scout, reorder=True)
+        found = plan_network(parts, grids_of(count, machine), machine, dtype, room, recompute, scout, reorder=True)
+        return polished(found, machine, dtype) if by_tiles(machine, parts) else found
 
     def roughly(count: int) -> float:
         ps = scout.time_ps(grids_of(count, machine)[-1])
@@ -325,7 +337,7 @@ def of_samples(plan: NetworkPlan, parts: Parts, ranks: int, machine: Machine, dt
 
 
 def polished(plan: NetworkPlan, machine: Machine, dtype: str, *, by_step: bool = False) -> NetworkPlan:
-    """A plan, or a better one near it that takes no more memory than there is (plan/program/nearby.py).
+    """A plan, or a better one near it that takes no more memory than there is (plan/program/improved.py).
 
     Not where rows are given, blocks are computed again, or types are those under autocast.
 
@@ -339,7 +351,7 @@ def polished(plan: NetworkPlan, machine: Machine, dtype: str, *, by_step: bool =
     few = by_step and len(program.rows) <= FEW
     draws = min((NEAR_FEW if few else NEAR) * len(program.rows), MOST_NEAR)
     how = {"of_inputs": parts.of_inputs, "by_step": by_step}
-    better, ps = improved(program, machine, dtype, draws, frozen, **how, warm=WARM * few)
+    better, ps = improved(program, machine, dtype, draws, frozen, **how, warm=WARM if few else (0.0,))
     if better == program:
         return plan
     fits = counted(Found(better, ps, 0, 0, 0, {}), plan.room)
