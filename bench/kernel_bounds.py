@@ -12,8 +12,8 @@ bytes, or a launch; tuning/machines/cuda.yaml) over the least time of the launch
 
 Asked of `ideal`: 0.9; of halos and TF32 0.8, float32 0.7, few channels (under 16) and channels not last 0.5. What a
 launch lacks most: `launches` before and behind it take more than its loop loses, or `adding` what programs that share a
-tile have summed; of the loop, `shared` memory or `issue` keep the matrix units waiting, `edges` of tiles and zeros are
-multiplied for nothing, or programs are too few or uneven for the processors' `waves`.
+tile have summed; of the loop, `shared` memory, `issue`, or `waits` for all matrix instructions keep their units idle,
+`edges` of tiles and zeros are multiplied for nothing, or programs are too few or uneven for the processors' `waves`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NETWORKS = ("resnet50", "resnet50_v15", "vgg16", "wrn50_2", "wrn50_4", "alexnet"
 GRIDS = {"C": "stationary-x", "F": "stationary-y", "H": "spatial", "N": "sample"}
 WAYS = 4
 PHASES = ("forward", "backward_data", "backward_filter")
-REASONS = ("launches", "adding", "shared", "issue", "edges", "waves")
+REASONS = ("launches", "adding", "shared", "issue", "waits", "edges", "waves")
 FEW = 16  # channels of a group
 PROCESSORS = read_target("cuda:sm_90").processors
 
@@ -84,9 +84,10 @@ def count(network: str, layer: str, split: str, kernel: Kernel) -> dict[str, Any
     if b is None or found.loop is None:
         return row
     return row | {
-        "instructions": found.loop.instructions, "narrowest": found.loop.narrowest_copy, "programs": b.programs,
-        "waves": b.waves, "steps": b.steps, "issue_share": round(b.share_by_issue, 3), "share": round(b.share, 3),
-        "limit": b.limit, "useful": round(b.useful, 3), "us": round(b.us, 2), "ideal_us": round(b.ideal_us, 2),
+        "instructions": found.loop.instructions, "exposed": found.loop.exposed,
+        "narrowest": found.loop.narrowest_copy, "programs": b.programs, "waves": b.waves, "steps": b.steps,
+        "issue_share": round(b.share_by_issue, 3), "share": round(b.share, 3), "limit": b.limit,
+        "useful": round(b.useful, 3), "us": round(b.us, 2), "ideal_us": round(b.ideal_us, 2),
         "around_us": round(b.times_us["around"], 2), "adding_us": round(b.times_us["adding"], 2),
     }  # fmt: skip
 

@@ -2,12 +2,15 @@
 the model's time of the best family's default, by what the least time is made of.
 
     python bench/kernels_on_paper.py [--dtype bfloat16] [--networks resnet50,vgg16,wrn50_2] [--ways 2,4,8]
+    python bench/kernels_on_paper.py --published
 
 Nothing is timed, and nothing compiled: the bound is bound.py's by the closed forms of estimate.py, instructions,
 products and shared memory of a step, without waiting and L2, which the model's time has. Regimes: the least time is
 that of the products at the peak (compute), of the operands' bytes (memory), or of a launch (floor), by
 tuning/machines/cuda.yaml. `bound` and `model` are shares of it, geometric means. `for 1.5x`: the share that a library
-may reach at most so that the model's time is 1.5 times as fast.
+may reach at most so that the model's time is 1.5 times as fast. `--published`: the same times beside those that others
+measured on an H200, forward, in fp16, of kernels of their own. No constant here is fitted to them. The model is right
+where its time is 0.7 to 1.4 of what was measured.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import product
+from typing import NamedTuple
 
 import click
 
@@ -25,7 +29,7 @@ from convgen.kernels.config import Config, ceil_div
 from convgen.kernels.estimate import adding_s, data_sheet, estimated_s, step_cycles
 from convgen.kernels.families import FAMILIES, of_gpu
 from convgen.kernels.partition import SPLITS, local_problem
-from convgen.kernels.problem import Problem
+from convgen.kernels.problem import LocalDim, Problem
 from convgen.kernels.rates import RATES
 from convgen.kernels.work import Work, whole_bytes, whole_products
 from convgen.program.nodes import Phase
@@ -38,6 +42,54 @@ WAYS = (2, 4, 8)
 PHASES: tuple[Phase, ...] = ("forward", "backward_data", "backward_filter")
 TARGET = read_target("cuda:sm_90").known()
 REGIMES = ("compute", "memory", "floor")
+NEAR = (0.7, 1.4)  # of a measured time: the model's is right
+
+
+class Published(NamedTuple):
+    """One sample or more of a layer, and what somebody measured of it on an H200, in microseconds.
+
+    Attributes:
+        rows: of y, by dimension.
+    """
+
+    what: str
+    batch: int
+    channels: int
+    filters: int
+    rows: tuple[int, ...]
+    kernel: int
+    stride: int
+    dilation: int
+    measured_us: float
+    source: str
+
+    @property
+    def problem(self) -> Problem:
+        """Forward, padded so that y has x's rows over the stride."""
+        reach = self.dilation * (self.kernel - 1) // 2
+        dims = tuple(
+            LocalDim(name, n * self.stride, n, self.kernel, self.stride, self.dilation, reach)
+            for name, n in zip("DHW"[-len(self.rows) :], self.rows, strict=True)
+        )
+        return Problem(
+            phase="forward",
+            batch=self.batch,
+            channels=self.channels,
+            filters=self.filters,
+            dims=dims,
+            dtype="float16",
+            memory_format="channels_last",
+        )
+
+
+TILEOPS = "tile-ai/TileOPs issues 656, 1568, 1998, 1999, 2057"  # where each of these is
+PUBLISHED = (
+    Published("3x3, 112x112", 1, 256, 512, (112, 112), 3, 1, 1, 64.5, "TileLang"),
+    Published("3x3, 56x56", 2, 64, 64, (56, 56), 3, 1, 1, 8.9, "TileLang"),
+    Published("3x3, 56x56, stride 2", 1, 128, 256, (28, 28), 3, 2, 1, 12.3, "TileLang"),
+    Published("5x5, 56x56, stride 2", 1, 128, 256, (28, 28), 5, 2, 1, 23.4, "TileLang"),
+    Published("3x3x3, 8x16x16, dilation 6", 1, 256, 256, (8, 16, 16), 3, 1, 6, 25.3, "cuDNN, its GEMM alone"),
+)
 
 
 def problems(networks: Sequence[str], ways: Sequence[int], dtype: str) -> Iterator[tuple[str, int, Problem]]:
@@ -113,12 +165,30 @@ def table(networks: Sequence[str], ways: Sequence[int], dtype: str) -> Iterator[
         )
 
 
+def beside() -> Iterator[str]:
+    """Each published time, the bound and the model's."""
+    yield f"{'layer':<27} {'N':>2} {'C':>4} {'F':>4}  measured us  bound us  model us  model/measured  family  whose"
+    right = 0
+    for one in PUBLISHED:
+        config, seconds = best(one.problem)
+        ratio = seconds * 1e6 / one.measured_us
+        right += NEAR[0] <= ratio <= NEAR[1]
+        yield (
+            f"{one.what:<27} {one.batch:>2} {one.channels:>4} {one.filters:>4}  {one.measured_us:>11.1f}"
+            f"  {bound_us(one.problem, config):>8.1f}  {seconds * 1e6:>8.1f}  {ratio:>14.2f}  {config.family:<6}"
+            f"  {one.source}"
+        )
+    yield f"{right} of {len(PUBLISHED)} within {NEAR[0]} to {NEAR[1]}; measured: {TILEOPS}"
+
+
 @click.command(help=__doc__)
 @click.option("--networks", default=",".join(NETWORKS))
 @click.option("--ways", default=",".join(map(str, WAYS)))
 @click.option("--dtype", default="bfloat16")
-def main(networks: str, ways: str, dtype: str) -> None:
-    click.echo("\n".join(table(networks.split(","), [int(n) for n in ways.split(",")], dtype)))
+@click.option("--published", is_flag=True)
+def main(networks: str, ways: str, dtype: str, published: bool) -> None:
+    lines = beside() if published else table(networks.split(","), [int(n) for n in ways.split(",")], dtype)
+    click.echo("\n".join(lines))
 
 
 if __name__ == "__main__":

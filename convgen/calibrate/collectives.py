@@ -33,7 +33,10 @@ from convgen.spec.build import layer_from_dict
 
 KINDS: tuple[Kind, ...] = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "exchange")
 FUNCTIONS = ("all_gather", "reduce_scatter", "all_reduce", "rearrange")  # of a module, each told its step's name
-SIZES = (1 << 12, 1 << 15, 1 << 18, 1 << 21, 1 << 23)  # bytes that a rank sends, about: 4 KiB to 8 MiB
+# Bytes: to each other rank, on both sides of 64 and of 128 KiB, as blocks of at most 64 KiB go from rank to rank of a
+# machine another way (templates/runtime/transport.py), and a gather's block is half as large; and to all of them.
+EDGES = (7 << 13, 9 << 13, 7 << 14, 9 << 14)
+SIZES = (1 << 12, 1 << 15, *EDGES, 1 << 18, 1 << 21, 1 << 23)  # that a rank sends, about: 4 KiB to 8 MiB
 LEAST_LAPS, MOST_LAPS, WARM = 5, 40, 2
 KINDS_OF_LAYERS = 4
 SMALL = 8  # times fewer bytes than a layer is for
@@ -105,9 +108,10 @@ def measure_collectives(team: Team, seconds: float, target: str, beside: Sequenc
         if i and team.agree(time.perf_counter() - start + WARM * ahead + LEAST_LAPS * (lap_s + ahead) > seconds):
             break
         for ranks in groups:
-            for name, layer in _layers(ranks, size).items():
-                given = {"name": f"calibrate_{name}_{ranks}_{size}", "target": target, **layer}
-                ran = Watched(compile_layer(layer_from_dict(given)), ranks, size)
+            sent = size * (ranks - 1) if size in EDGES else size
+            for name, layer in _layers(ranks, sent).items():
+                given = {"name": f"calibrate_{name}_{ranks}_{sent}", "target": target, **layer}
+                ran = Watched(compile_layer(layer_from_dict(given)), ranks, sent)
                 step = team.communicate(_step(team, ran))
                 taken = [_seconds(step) for _ in range(WARM)]
                 lap_s += taken[-1]

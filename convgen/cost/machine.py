@@ -11,7 +11,7 @@ from convgen.algebra.layout import Layout
 from convgen.algebra.redistribute import Kind
 from convgen.algebra.space import Space
 from convgen.cost.collectives import RINGS, Collectives
-from convgen.cost.machine_measured import Misfit, Probe, efficiency_like, over_model
+from convgen.cost.machine_measured import Misfit, Probe, efficiency_like, measured_as, over_model
 from convgen.cost.measured_steps import NONE, MeasuredSteps
 from convgen.cost.tiles import Tiles
 
@@ -149,6 +149,11 @@ class Machine:
     def over_model(self, kind: Kind, ranks: int, sent_bytes: float) -> float:
         """By how much a collective of so many ranks, which send so many bytes, takes longer than modelled."""
         return over_model(self.misfits, kind, ranks, float(sent_bytes)) if self.misfits else 1.0
+
+    def short_bytes(self, kind: Kind, ranks: int) -> float:
+        """Up to which a collective of so many ranks goes a quicker way than above; 0: none does."""
+        found = measured_as(self.misfits, kind, ranks)
+        return 0.0 if found is None else found.short_bytes
 
     def convolution_flops_per_s(self, dtype: str, phase: str, shape: tuple[float, ...]) -> float:
         """What a convolution reaches. `shape`: channels and filters of a group, taps, pixels of y, groups, step."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -25,9 +25,11 @@ from convgen.algebra.redistribute import Kind
 PHASES = ("forward", "backward_data", "backward_filter")
 ALIKE = 16.0  # doublings apart, at which efficiencies correlate by 1/e; by leaving out one probe after the other
 NOISE = 0.1  # of a measurement, over the spread of efficiencies
+CLOSE, JUMP = 1.5, 2.0  # times the bytes, and more than so many times as far off the model: another way begins
+BLOCK = 1 << 16  # bytes to another rank, at the most, that go a way of their own (templates/runtime/transport.py)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Misfit:
     """A kind of collective as modules run it.
 
@@ -42,17 +44,34 @@ class Misfit:
     bytes: tuple[float, ...]
     over_model: tuple[float, ...]
 
+    @cached_property
+    def short_bytes(self) -> float:
+        """Up to which it goes a quicker way, behind which a few bytes more take several times as long; 0: there is one
+        way."""
+        sent = float(BLOCK * (self.ranks - 1))
+        jumps = [sent if n <= sent < more else n for (n, f), (more, other) in self._pairs if _jumps(n, f, more, other)]
+        return max(jumps, default=0.0)
+
+    @property
+    def _pairs(self) -> list[tuple[tuple[float, float], tuple[float, float]]]:
+        return list(pairwise(zip(self.bytes, self.over_model, strict=True)))
+
     def at(self, sent_bytes: float) -> float:
-        """Interpolated, both as logarithms."""
+        """Interpolated, both as logarithms, but where a quicker way ends."""
         most, last = self.bytes[-1], self.over_model[-1]
         if sent_bytes > most and last < 1:
             return 1 - (1 - last) * most / sent_bytes
-        x = math.log(max(sent_bytes, 1.0))
-        known = [(math.log(n), math.log(f)) for n, f in zip(self.bytes, self.over_model, strict=True)]
-        for (low, below), (high, above) in pairwise(known):
-            if low <= x <= high:
-                return math.exp(below + (above - below) * (x - low) / (high - low))
-        return math.exp(known[0][1] if x < known[0][0] else known[-1][1])
+        for (low, below), (high, above) in self._pairs:
+            if low <= sent_bytes <= high:
+                if _jumps(low, below, high, above):
+                    return below if sent_bytes <= self.short_bytes else above
+                part = math.log(sent_bytes / low) / math.log(high / low)
+                return math.exp(math.log(below) + (math.log(above) - math.log(below)) * part)
+        return self.over_model[0] if sent_bytes < self.bytes[0] else last
+
+
+def _jumps(low: float, below: float, high: float, above: float) -> bool:
+    return high < CLOSE * low and above > JUMP * below
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,10 +100,15 @@ class Probe:
 @lru_cache(maxsize=1 << 14)
 def over_model(misfits: tuple[Misfit, ...], kind: Kind, ranks: int, sent_bytes: float) -> float:
     """By how much a collective takes longer than modelled; 1 where its kind was not measured."""
+    found = measured_as(misfits, kind, ranks)
+    return 1.0 if found is None else found.at(sent_bytes)
+
+
+@lru_cache(maxsize=1 << 10)
+def measured_as(misfits: tuple[Misfit, ...], kind: Kind, ranks: int) -> Misfit | None:
+    """A kind of collective of the number of ranks nearest to these; None where it was not measured."""
     same = [m for m in misfits if m.kind == kind]
-    if not same:
-        return 1.0
-    return min(same, key=lambda m: abs(math.log(m.ranks / ranks))).at(sent_bytes)
+    return min(same, key=lambda m: abs(math.log(m.ranks / ranks)), default=None)
 
 
 @lru_cache(maxsize=1 << 14)

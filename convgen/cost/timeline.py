@@ -299,17 +299,17 @@ def started_seconds(program: Program, price: Price, start: Start) -> float:
 @lru_cache(maxsize=1 << 13)
 def _chunk_seconds(moves: Moves, row: PlacedRow, c: Conversion, of_operand: bool, number: int) -> float:
     """Of a chunk: each has the whole's latency, and is off the model as what sends as many bytes is; but all of them
-    together take no less than the whole, since no link rests between them."""
+    together take no less than the whole, since no link rests between them, unless they go a quicker way than it."""
     machine, grid, how = moves.machine, moves.grid, moves.machine.collectives.of(c.kind)
     least = collective_seconds(grid, machine.levels, c.kind, c.over, 0, machine.add_s_per_byte, how)[0]
     share = float(shares(row, of_operand, grid)[number].max())
     whole = moves.moved(index_sets(row.signature, grid), c)
-    over = [
-        machine.over_model(c.kind, grid.over(c.over), sent * moves.element_bytes)
-        for sent in (whole.sent, whole.sent * share)
-    ]
+    sent = [n * moves.element_bytes for n in (whole.sent, whole.sent * share)]
+    over = [machine.over_model(c.kind, grid.over(c.over), n) for n in sent]
     seconds = whole.ps / PICOSECONDS
-    return max(seconds * share, (least + max(seconds / over[0] - least, 0.0) * share) * over[1])
+    own = (least + max(seconds / over[0] - least, 0.0) * share) * over[1]
+    short = machine.short_bytes(c.kind, grid.over(c.over))
+    return own if sent[1] <= short < sent[0] else max(seconds * share, own)
 
 
 def bucket_seconds(program: Program, price: Price, bucket: Bucket, moved: Sequence[Moved]) -> float:

@@ -1,10 +1,11 @@
 """What a launch can't be faster than, from what its kernel compiled to: an upper bound on how well it can do.
 
 A step of its loop takes a processor at least the cycles of its matrix instructions, of issuing all instructions (four a
-cycle), and of reading and writing shared memory (128 bytes a cycle). Waiting for memory and L2 come on top and are not
-counted, but for the pieces that the last program of a tile adds, which it reads alone: a kernel reaches the bound at
-best. The whole can't be faster than its operands' bytes or a launch either, and
-launches before and behind it, that arrange what it reads or sum what it made, take their bytes or a launch each.
+cycle), and of reading and writing shared memory (128 bytes a cycle). Where a processor holds one group of four warps,
+which waits for all of its matrix instructions, their units are idle while it issues what comes before the next. Waiting
+for memory and L2 come on top and are not counted, but for the pieces that the last program of a tile adds, which it
+reads alone: a kernel reaches the bound at best. The whole can't be faster than its operands' bytes or a launch either,
+and launches before and behind it, that arrange what it reads or sum what it made, take their bytes or a launch each.
 """
 
 from __future__ import annotations
@@ -16,9 +17,19 @@ from convgen.kernels.config import Config, ceil_div
 from convgen.kernels.families import of_gpu
 from convgen.kernels.loops import Loop
 from convgen.kernels.problem import Problem
-from convgen.kernels.rates import CACHE_BYTES, FLOAT32_PRODUCTS, ISSUES, RATES, SHARED_BYTES
+from convgen.kernels.rates import (
+    CACHE_BYTES,
+    FLOAT32_PRODUCTS,
+    ISSUES,
+    RATES,
+    REGISTERS,
+    RESERVED_BYTES,
+    SHARED_BYTES,
+)
 from convgen.kernels.work import Work, sum_bytes, whole_bytes, whole_products
 from convgen.spec.target import Target
+
+WARP, GROUP_WARPS = 32, 4  # threads of a warp, warps that issue a matrix instruction together
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +39,8 @@ class Bound:
     Attributes:
         programs: of the grid. waves: of one program a processor. steps: of a program's loop.
         matrix_cycles: of a processor that a step's products need at least.
-        step_cycles: by what takes them: matrix (as compiled), issue, shared.
+        step_cycles: by what takes them: matrix (as compiled), issue, shared; waits: matrix instructions, then what is
+            issued while none is at work.
         step_bytes: copied a step, as shared memory holds them.
         useful: share of the products that the problem asks for; the rest lies outside of its edges.
         times_us: by what takes them: loop (all steps, programs spread evenly), adding (by the last program of a tile,
@@ -68,6 +80,12 @@ class Bound:
         return max(t["loop"] + t["adding"], t["memory"], t["floor"]) + t["around"]
 
 
+def resident(registers: int, shared_bytes: int, warps: int, target: Target) -> int:
+    """Programs that a processor holds at once, by registers and shared memory."""
+    by_registers = REGISTERS // (WARP * warps * max(registers, 1))
+    return max(1, min(by_registers, (target.shared_bytes + RESERVED_BYTES) // (shared_bytes + RESERVED_BYTES)))
+
+
 def around_s(p: Problem, work: Work, bytes_per_s: float, floor_s: float) -> float:
     """Seconds of the launches besides the one of products."""
     seconds = max(work.more_bytes / bytes_per_s, work.launches * floor_s)
@@ -75,12 +93,20 @@ def around_s(p: Problem, work: Work, bytes_per_s: float, floor_s: float) -> floa
 
 
 def bound_of(
-    p: Problem, config: Config, loop: Loop | None, target: Target, *, bytes_per_s: float, floor_s: float
+    p: Problem,
+    config: Config,
+    loop: Loop | None,
+    target: Target,
+    *,
+    bytes_per_s: float,
+    floor_s: float,
+    programs: int = 0,
 ) -> Bound | None:
     """The bound of a compiled launch; None where no loop of matrix instructions was found or its rate is unknown.
 
     Args:
         bytes_per_s: of the device's memory. floor_s: of an empty launch.
+        programs: that a processor holds at once; 0 where that isn't known.
     """
     rates, work = RATES.get(target.arch), of_gpu(config).work(p, config)
     if loop is None or work is None or rates is None or not rates.of(p.dtype) or not work.multiplied * work.programs:
@@ -97,6 +123,8 @@ def bound_of(
         "issue": loop.instructions * warps / ISSUES,
         "shared": ((loop.matrix_bytes + loop.moved_bytes) * warps + boxes) / SHARED_BYTES,
     }
+    if loop.exposed and programs * config.warps == GROUP_WARPS:
+        cycles["waits"] = cycles["matrix"] + loop.exposed / passes
     peak_products = rate * target.processors * rates.clock_hz
     waves = ceil_div(work.programs, target.processors)
     asked = whole_products(p)

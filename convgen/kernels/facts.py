@@ -25,7 +25,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from convgen.errors import InternalError
-from convgen.kernels.bound import Bound, bound_of
+from convgen.kernels.bound import Bound, bound_of, resident
 from convgen.kernels.epilogues import keeps, operands
 from convgen.kernels.estimate import data_sheet
 from convgen.kernels.load import load_text
@@ -270,13 +270,19 @@ def bound(kernel: Kernel, problem: Problem, launch: Launch, found: Facts) -> Bou
         return None
     device = data_sheet(kernel.target, problem.dtype)
     rates = {"bytes_per_s": device.bytes_per_s, "floor_s": device.floor_s}
-    return bound_of(problem, kernel.config, found.loop, kernel.target, **rates)
+    held = resident(found.registers, found.shared_bytes, kernel.config.warps, kernel.target)
+    return bound_of(problem, kernel.config, found.loop, kernel.target, **rates, programs=held)
 
 
 def _loop_record(loop: Loop | None) -> dict[str, Any] | None:
     if loop is None:
         return None
-    return {"instructions": loop.instructions, **loop.by_class, "narrowest_copy_bytes": loop.narrowest_copy}
+    return {
+        "instructions": loop.instructions,
+        **loop.by_class,
+        "narrowest_copy_bytes": loop.narrowest_copy,
+        "exposed": loop.exposed,
+    }
 
 
 def _bound_record(b: Bound | None) -> dict[str, Any] | None:

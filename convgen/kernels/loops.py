@@ -29,6 +29,7 @@ _INTEGER = re.compile(
 _WAIT = re.compile(
     r"BAR|DEPBAR|LDGDEPBAR|WARPSYNC|WARPGROUP|SYNCS|NANOSLEEP|ERRBAR|FENCE|MEMBAR|CCTL|ARRIVES|UTMACMDFLUSH"
 )
+_ALL_DONE = re.compile(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x0\b")  # of a warp group's matrix instructions
 _WIDTHS = {"128": 16, "64": 8, "U16": 2, "S16": 2, "U8": 1, "S8": 1}
 
 
@@ -41,6 +42,8 @@ class Loop:
         products: that its matrix instructions make, a warp's share; 0 where their names don't say.
         matrix_bytes: of shared memory that they read, a warp's share.
         moved_bytes: that other instructions read from and write to shared memory; the copy engine's are not among them.
+        exposed: instructions of a warp while none of its matrix instructions is at work: behind a wait for all of them,
+            up to the next one; 0 where the loop waits for earlier ones alone.
         narrowest_copy: bytes a thread of its narrowest copy; 16 where only the copy engine copies, 0 where nothing is.
     """
 
@@ -49,6 +52,7 @@ class Loop:
     matrix_bytes: int
     moved_bytes: int
     narrowest_copy: int
+    exposed: int = 0
 
     @property
     def instructions(self) -> int:
@@ -131,7 +135,20 @@ def _counted(body: Sequence[str]) -> Loop:
         moved += _moved(line)
     widths = [int(name.split()[1]) for name in counts if name.startswith("copy")] + [16] * ("tensor copy" in counts)
     ordered = tuple((name, counts[name]) for name in CLASSES if counts[name])
-    return Loop(ordered, products, read, moved, min(widths, default=0))
+    return Loop(ordered, products, read, moved, min(widths, default=0), _exposed(body))
+
+
+def _exposed(body: Sequence[str]) -> int:
+    """Instructions of a pass behind a wait that leaves no matrix instruction at work, up to the next one."""
+    at_work, found = True, 0
+    for once_more, line in ((n, line) for n in range(2) for line in body):  # the state at its end is that of its start
+        if _ALL_DONE.search(line):
+            at_work = False
+        elif _class(line) == "matrix":
+            at_work = True
+        elif once_more and not at_work:
+            found += 1
+    return found
 
 
 def _matrix(line: str) -> tuple[int, int]:

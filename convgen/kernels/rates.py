@@ -11,6 +11,7 @@ from dataclasses import dataclass
 ISSUES = 4  # instructions of a processor and cycle, one of each of its quarters
 SHARED_BYTES = 128  # of a processor and cycle
 CACHE_BYTES = 5120 / 132  # from L2, a processor and cycle: A100's 5120 a cycle (its paper), over H100's processors
+REGISTERS, RESERVED_BYTES = 65536, 1024  # of a processor; shared memory that a program takes besides its own
 FLOAT32_PRODUCTS = 3  # of TF32, for one of float32
 
 
