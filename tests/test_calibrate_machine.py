@@ -190,6 +190,21 @@ def test_a_collective_takes_what_was_measured_of_its_kind_group_and_size() -> No
     assert over("exchange", 2, 1 << 12) == 1.0  # not measured: by the links
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_where_blocks_go_another_way_nothing_lies_between(ranks: int) -> None:
+    """Up to 64 KiB to each other rank a collective is as fast as measured below, behind it as slow as above."""
+    edge = float((ranks - 1) << 16)
+    sizes = (edge / 16, 0.9 * edge, 1.1 * edge, 16 * edge)
+    misfit = Misfit(kind="all_gather", ranks=ranks, bytes=sizes, over_model=(0.2, 0.1, 0.8, 1.0))
+    assert misfit.short_bytes == edge
+    assert [misfit.at(n) for n in (*sizes[:2], edge, edge + 1, *sizes[2:])] == pytest.approx(
+        [0.2, 0.1, 0.1, 0.8, 0.8, 1.0]
+    )
+    assert 0.1 < misfit.at(0.3 * edge) < 0.2 and 0.8 < misfit.at(4 * edge) < 1.0
+    one_way = replace(misfit, over_model=(0.2, 0.5, 0.8, 1.0))
+    assert one_way.short_bytes == 0.0 and 0.5 < one_way.at(edge) < 0.8
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_more_bytes_than_were_measured_move_no_faster_than_links_do(seed: int) -> None:
     """A collective of the model's alpha and beta, measured at random sizes: its seconds rise beyond by the

@@ -209,3 +209,18 @@ def test_chunks_are_off_the_model_as_what_sends_as_many_bytes(axis: str) -> None
         assert moving(off, 1) == pytest.approx(moving(free, 1))
         assert moving(free, 4) == pytest.approx(moving(free, 1))
         assert moving(off, 4) == pytest.approx(max(small, 1.0) * moving(free, 1))
+
+
+def test_chunks_that_go_a_quicker_way_take_its_time() -> None:
+    """Where a collective of a chunk's bytes was measured to be far faster than one of a few more."""
+    graph = graph_of(nn.Conv2d(32, 32, 3, padding=1, bias=False), (torch.zeros(8, 32, 32, 32),), name="net")[0]
+    program = compile_network(graph, Grid((("F", 2),))).plain
+    whole = 8 * 32 * 32 * 32 // 2 * 4.0
+    made = ChunkCollectives(4).run(program)
+    times: list[float] = []
+    for above in (whole / 4 * 1.2, whole / 4 * 2):  # of the second nobody knows whether it begins to be slow at once
+        misfit = Misfit(kind="all_gather", ranks=2, bytes=(whole / 4, above, whole), over_model=(0.1, 1.0, 1.0))
+        machine = replace(a_machine(0.0, 1e8), memory_bytes_per_s=1e30, misfits=(misfit,))
+        travelled = simulate(made, machine, "float32").travelled
+        times.append(sum(one.seconds for one in travelled if one.kind == "all_gather"))
+    assert times[0] == pytest.approx(0.1 * times[1])

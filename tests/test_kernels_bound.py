@@ -11,7 +11,7 @@ from sampling import ALL, draws
 from scripts import bench_script
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from convgen.kernels.bound import Bound, bound_of
+from convgen.kernels.bound import Bound, bound_of, resident
 from convgen.kernels.choose import choose
 from convgen.kernels.config import Config
 from convgen.kernels.estimate import data_sheet, estimated_s, step_cycles
@@ -49,6 +49,16 @@ def test_a_loop_is_read() -> None:
     assert loop.products == 2 * 16 * 128 * 16  # a warp's quarter of 64 rows
     assert loop.matrix_bytes == (128 + 64 + 128) * 16 * 2 // 4  # the first reads its rows from registers
     assert loop.moved_bytes == 32 * (16 + 4) + 4 * 128  # copies and a load; what never runs moves nothing
+
+
+def test_a_wait_for_all_matrix_instructions_is_found() -> None:
+    """Behind it, up to the next one, no unit is at work; one that leaves an instruction at work exposes nothing."""
+    loop = matrix_loop(LOOP)
+    assert loop is not None and loop.exposed == 0
+    for left, exposed in (("0x0", 7), ("0x1", 0)):  # a branch, and all in front of the first matrix instruction
+        wait = f"        /*0098*/                   WARPGROUP.DEPBAR.LE gsb0, {left} ;\n        /*00a0*/"
+        loop = matrix_loop(LOOP.replace("        /*00a0*/", wait, 1))
+        assert loop is not None and loop.exposed == exposed and loop.by_class["wait"] == 2
 
 
 def test_unrolled_steps_are_read_from_the_first_copy_on() -> None:
@@ -90,6 +100,11 @@ def test_cycles_by_hand() -> None:
     assert b.ideal_us == pytest.approx(max(p.bytes / 1e6, whole_products(p) / (2048 * 132 * 1.83e3)))
     twice = bound_of(p, config, replace(loop, products=2 * loop.products), SM_90, bytes_per_s=1e12, floor_s=1e-6)
     assert twice is not None and twice.step_cycles["issue"] == 100  # two steps in one pass
+    serial, few = replace(loop, exposed=30), replace(config, warps=4)
+    for programs, how, waits in ((1, few, True), (2, few, False), (1, config, False), (0, few, False)):
+        b = bound_of(p, how, serial, SM_90, bytes_per_s=1e12, floor_s=1e-6, programs=programs)
+        assert b is not None and b.step_cycles.get("waits") == (b.step_cycles["matrix"] + 30 if waits else None)
+    assert [resident(n, shared, 4, SM_90) for n, shared in ((255, 1024), (64, 100 << 10), (168, 228000))] == [2, 2, 1]
     assert bound_of(p, config, None, SM_90, bytes_per_s=1e12, floor_s=1e-6) is None
     assert bound_of(p, config, loop, read_target("hip:gfx942").known(), bytes_per_s=1e12, floor_s=1e-6) is None
 
@@ -206,6 +221,16 @@ def test_kernels_on_paper() -> None:
     assert sum(int(line[3]) for line in lines) == wanted
     for *_, least, model, needed in lines:
         assert 0 < float(model) <= float(least) <= 1 and float(needed) == pytest.approx(float(model) / 1.5, abs=0.01)
+
+
+def test_times_that_others_measured_are_beside_the_models() -> None:
+    """No bound is above what somebody measured."""
+    study = bench_script("kernels_on_paper")
+    lines = list(study.beside())
+    assert len(lines) == len(study.PUBLISHED) + 2
+    for one in study.PUBLISHED:
+        config, seconds = study.best(one.problem)
+        assert study.bound_us(one.problem, config) <= min(seconds * 1e6, one.measured_us), one.what
 
 
 def test_a_default_is_a_legal_configuration() -> None:

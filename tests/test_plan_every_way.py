@@ -20,7 +20,7 @@ from convgen.plan.program.every_way import every_way
 from convgen.program.rows import serves
 
 
-def tried(operation: Operation, price: Price, most: int) -> list[tuple[int, Way]]:
+def tried(operation: Operation, price: Price, most: int, *, idle: bool) -> list[tuple[int, Way]]:
     """One after the other."""
     grid, found = price.grid, list[tuple[int, Way]]()
     for number, signature in enumerate(operation.signatures):
@@ -29,7 +29,7 @@ def tried(operation: Operation, price: Price, most: int) -> list[tuple[int, Way]
         for chosen in product([*(i for i, n in signature.extents if n > 1), None], repeat=len(grid.names)):
             pairs = list(zip(grid.names, chosen, strict=True))
             roles = {i: axes for i, _ in signature.extents if (axes := tuple(a for a, c in pairs if c == i))}
-            full = all(prod(grid.sizes[a] for a in axes) <= signature.extent[i] for i, axes in roles.items())
+            full = idle or all(prod(grid.sizes[a] for a in axes) <= signature.extent[i] for i, axes in roles.items())
             if full and serves(signature, roles, grid):
                 found.append((price.local(operation, number, roles), (number, tuple(roles.items()))))
     least = min(ps for ps, _ in found)
@@ -46,4 +46,6 @@ def test_every_way_is_found_as_if_each_were_tried(machine: str) -> None:
     for operation in draw.sample(products, min(len(products), draws(12))):
         grid = Grid(tuple((a, draw.choice((2, 3, 4, 5, 7))) for a in "abc"[: draw.randrange(4)]))
         price, most = Price(grid, load_machine(machine), "float32"), draw.choice((1, 2, 100))
-        assert every_way(operation, price, most) == tried(operation, price, most), (operation, grid)
+        for idle in (False, True):
+            found = every_way(operation, price, most, idle=idle)
+            assert found == tried(operation, price, most, idle=idle), (operation, grid)

@@ -18,6 +18,7 @@ from convgen.plan.fewer import without_idle
 from convgen.plan.program.by_timeline import overlapped_s
 from convgen.plan.program.nearby import Nearby
 from convgen.plan.program.overlapped import WORTH
+from convgen.plan.program.sweep import sweep
 from convgen.plan.program.written import plan_of, program_of
 from convgen.plan.setting import Setting
 from convgen.spec.network_graph import network_graph
@@ -47,6 +48,27 @@ def test_draws_cost_what_their_programs_do() -> None:
         assert (again.costs, again.time_ps) == (near.costs, near.time_ps)
         assert plan.parts is not None
         assert program_of(plan_of(program, ""), plan.parts).rows == program.rows
+
+
+def test_row_by_row_costs_no_more_and_is_its_price() -> None:
+    """Of layouts by letters, which leave much to find."""
+    less = 0
+    for number in range(draws(4)):
+        draw = Random(f"sweep {number}")
+        machine, graph = replace(a_machine(draw), hides_gradients=False), network_graph(branched(draw, 2))
+        compiled, _ = plan_graph(graph, 4, Setting(machine=machine))
+        program = sample_parallelism(compiled, 2)
+        assert program is not None
+        near = Nearby(program, machine, "float32", by_step=number % 2 == 1)
+        start = near.kept()
+        sweep(near)
+        assert near.time_ps <= start.time_ps
+        again = Nearby(near.program, machine, "float32", by_step=near.by_step)
+        assert (again.costs, again.time_ps) == (near.costs, near.time_ps)
+        less += near.time_ps < start.time_ps
+        near.go_back(start)
+        assert near.program.rows == program.rows
+    assert less
 
 
 @pytest.mark.parametrize("in_order", [False, True], ids=("by the step", "in order"))
