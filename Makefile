@@ -18,8 +18,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 help:
 	@echo "make demo    compile a layer, check it on virtual ranks and on real processes, print its schedule; then a network:"
 	@echo "             imported, compiled, trained on 4 processes beside one, and drawn"
-	@echo "make test    ruff, pyright and the tests;  JOBS=n test processes (default: one a core); of settled cases a"
-	@echo "             share that moves with the commit (SAMPLE=n: that of n);  DRAWS=2 draws twice as many"
+	@echo "make test    ruff, pyright and the tests;  JOBS=n test processes (default: one a core); of tests and cases"
+	@echo "             a share that moves with the commit (SAMPLE=n: that of n);  DRAWS=2 draws twice as many"
 	@echo "make quick   the tests that take no minute: without kernels, whole modules, processes and measuring"
 	@echo "make check   what CI runs: ruff, pyright, lines by room and every case of the tests"
 	@echo "make check-machines   the tests that compute, as on other processors: old instructions, one core, more threads"

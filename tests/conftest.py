@@ -59,6 +59,8 @@ SETTLED = (
     "test_networks_gpu", "test_networks_samples", "test_operation", "test_overlap", "test_schedule", "test_sw26010",
     "test_torch", "test_transposed", "test_tune",
 )  # fmt: skip
+# What every run takes: the rules of the house, and what its pages say.
+ALWAYS = ("test_docs", "test_house", "test_resources")
 # What other processors, cores or threads might change: all that computes. For `make check-machines`.
 MACHINE = (
     "test_calibrate", "test_cost", "test_docs", "test_envelope", "test_examples", "test_local", "test_module",
@@ -186,6 +188,7 @@ TORCHS_OWN = (
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     settled: dict[tuple[Path, str], list[str]] = {}
+    passed_over: set[str] = set()
     quick: set[str] = set()
     for item in items:
         for mark in (IDLE, *TORCHS_OWN):
@@ -197,11 +200,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for marker, stems in (("machine", MACHINE), ("versions", VERSIONS)):
             if stem.startswith(stems):
                 item.add_marker(marker)
+        if not stem.startswith(ALWAYS) and not sampling.is_taken(f"{stem} {name}"):
+            passed_over.add(item.nodeid)
         if stem.startswith(SETTLED):
             settled.setdefault((item.path, name), []).append(item.nodeid)
     if sampling.ALL or any("::" in arg for arg in config.args):
         return
     left_out = {case for cases in settled.values() for case in {*cases} - sampling.chosen(cases)}
+    if not config.option.markexpr and not any(arg.endswith(".py") for arg in config.args):
+        left_out |= passed_over
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left_out])
         items[:] = [item for item in items if item.nodeid not in left_out]

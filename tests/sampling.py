@@ -1,7 +1,8 @@
 """Which cases a run takes.
 
-`make check` (CASES=all) takes every case. A plain run takes a share of what is settled, by a number, SAMPLE, that moves
-with the commit: over many commits all cases come up, and one commit's are always the same. Without git it is 0.
+`make check` (CASES=all) takes every case. A plain run of all files takes a share of the tests, and of a settled test's
+cases one and a share of the others, by a number, SAMPLE, that moves with the commit: over many commits all come up, and
+one commit's are always the same. Without git it is 0. Of files that are named, or of a tier, every test is taken.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from zlib import crc32
 ALL = os.environ.get("CASES") == "all"
 DRAWS = float(os.environ.get("DRAWS", "1"))  # so many times as many draws of each random property
 SETTLED = 0.3  # of the cases that a property was first shown with, what a plain run draws
+TESTS = 0.3  # of the tests, what a plain run of all files takes
 SHARE = 0.03  # of the cases that a test in a settled file is given, what a plain run takes beside one of each test
 
 
@@ -44,6 +46,11 @@ def cases_of(count: int, name: str) -> list[int]:
     return sorted(Random(f"{SAMPLE} {name}").sample(numbers, max(1, round(len(numbers) * SETTLED))))
 
 
+def is_taken(test: str) -> bool:
+    """Whether a plain run of all files takes a test."""
+    return crc32(f"{SAMPLE} {test}".encode()) < TESTS * 2**32
+
+
 def chosen(cases: Iterable[str]) -> set[str]:
     """Of the cases of one test: one, and a share of the others."""
     ranks = {case: crc32(f"{SAMPLE} {case}".encode()) for case in cases}
@@ -54,4 +61,4 @@ def chosen(cases: Iterable[str]) -> set[str]:
 def said() -> str:
     if ALL:
         return "every case"
-    return f"SAMPLE={SAMPLE} took a share of the settled cases, and takes the same again; `make check` takes every case"
+    return f"SAMPLE={SAMPLE} took a share of tests and cases, and takes the same again; `make check` takes every case"
