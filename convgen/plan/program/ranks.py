@@ -349,9 +349,10 @@ def polished(plan: NetworkPlan, machine: Machine, dtype: str, *, by_step: bool =
         return plan
     frozen = {*parts.fixed, *(parts.parted(program, True).fixed if parts.parted is not None else ())}
     few = by_step and len(program.rows) <= FEW
-    draws = min((NEAR_FEW if few else NEAR) * len(program.rows), MOST_NEAR)
+    rounds = WARM if few else (0.0,)
+    draws = min((NEAR_FEW if few else NEAR) * len(program.rows), MOST_NEAR) // len(rounds)
     how = {"of_inputs": parts.of_inputs, "by_step": by_step}
-    better, ps = improved(program, machine, dtype, draws, frozen, **how, warm=WARM if few else (0.0,))
+    better, ps = improved(program, machine, dtype, draws, frozen, **how, warm=rounds)
     if better == program:
         return plan
     fits = counted(Found(better, ps, 0, 0, 0, {}), plan.room)
