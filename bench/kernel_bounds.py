@@ -5,6 +5,7 @@
     python bench/kernel_bounds.py ROWS.jsonl.gz --short 0.8  # launches that reach less of their ideal time, and why
     python bench/kernel_bounds.py ROWS.jsonl.gz --why        # how many reach what is asked, and what the others lack
     python bench/kernel_bounds.py ROWS.jsonl.gz --beside     # what launches side by side could save at most
+    python bench/kernel_bounds.py ROWS.jsonl.gz --waits      # loops that wait for all of their matrix instructions
 
 No GPU: kernels are compiled for sm_90, and nothing is timed. `units` is the share of the matrix units' peak that a step
 of the loop allows by its instructions, and with shared memory; `ideal` the least time of the problem (its products, its
@@ -159,6 +160,21 @@ def why(rows: list[dict[str, Any]]) -> Iterator[str]:
         yield f"{network:14} {words:10} {phase:15} {len(found):7}  {len(found) - short.total():8}   {counts}".rstrip()
 
 
+def waits(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Lines by family and phase: loops of several steps, those that wait for all of their matrix instructions, the most
+    instructions that are issued then, and launches that this bounds."""
+    yield "family    phase            loops  wait for all  most exposed  bound by it"
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        if row.get("steps", 0) > 1 and "exposed" in row:
+            groups[row["kernel"].split()[0], row["phase"]].append(row)
+    for (family, phase), found in sorted(groups.items(), key=lambda g: (g[0][0], PHASES.index(g[0][1]))):
+        serial = [r["exposed"] for r in found if r["exposed"]]
+        bound_by = sum(r["limit"] == "waits" for r in found)
+        counts = f"{len(found):6} {len(serial):13} {max(serial, default=0):13} {bound_by:12}"
+        yield f"{family:9} {phase:15} {counts}"
+
+
 def middle(values: list[float]) -> float:
     return sorted(values)[len(values) // 2]
 
@@ -205,6 +221,7 @@ def gained(pair: tuple[dict[str, Any], dict[str, Any]]) -> float:
 @click.option("--table", "as_table", is_flag=True)
 @click.option("--why", "as_why", is_flag=True)
 @click.option("--beside", "as_pairs", is_flag=True)
+@click.option("--waits", "as_waits", is_flag=True)
 @click.option("--short", type=float)
 def main(
     path: Path,
@@ -215,6 +232,7 @@ def main(
     as_table: bool,
     as_why: bool,
     as_pairs: bool,
+    as_waits: bool,
     short: float | None,
 ) -> None:
     rows = rows_of(path)
@@ -226,11 +244,13 @@ def main(
         click.echo("\n".join(why(wanted)))
     if as_pairs:
         click.echo("\n".join(beside(wanted)))
+    if as_waits:
+        click.echo("\n".join(waits(wanted)))
     if short is not None:
         for r in sorted((r for r in wanted if "us" in r and ideal_of(r) < short), key=ideal_of):
             words = (*name_of(r)[:4], f"{ideal_of(r):.2f}", f"share {r['share']}", lacks(r), r["kernel"])
             click.echo("  ".join(map(str, words)))
-    if as_table or as_why or as_pairs or short is not None:
+    if as_table or as_why or as_pairs or as_waits or short is not None:
         return
     done = {name_of(r) for r in rows}
     alike: dict[Any, dict[str, Any] | None] = {}  # by problem and configuration: layers of a network are often alike
