@@ -166,6 +166,7 @@ class Runs:
             ranks = math.prod(parse_grid(grid).values()) if grid else 1
             curves = spawn(partial(trained, self.task, WAYS[name], seed), ranks, 24 * 3600)
             self.all[key] = curves[0]
+            print(f"{key}: {100 * curves[0][-1][1]:.1f} %", file=sys.stderr, flush=True)
             if self.file is not None:
                 self.file.write_text(json.dumps(self.all, indent=0))
         return [(loss, share) for loss, share in self.all[key]]
@@ -228,7 +229,6 @@ def main() -> None:
     for seed in range(asked.seeds):
         for name in WAYS:
             curves[name].append(runs.curve(name, seed))
-            print(f"seed {seed}, {name}: {100 * curves[name][-1][-1][1]:.1f} %", file=sys.stderr, flush=True)
     worse = table(curves)
     if asked.plot:
         draw(curves, Path(asked.plot))
