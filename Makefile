@@ -85,8 +85,8 @@ lines: $(VENV)/.installed
 fuzz: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python bench/fuzz_files.py --minutes $(minutes) $(addprefix --format ,$(format))
 
-# But what wants a GPU, an argument, another package or a folder, and what others import.
-NO_STUDIES := $(wildcard bench/kernel*.py) $(addsuffix .py,$(addprefix bench/,calibrated fake_device first_hour fuzz_files \
+# But what wants a GPU, an argument, another package, a folder or hours, and what others import.
+NO_STUDIES := $(wildcard bench/kernel*.py) $(addsuffix .py,$(addprefix bench/,accuracy calibrated fake_device first_hour fuzz_files \
   lines network_step networks_distconv networks_gpu networks_jax networks_jax_step options overlap_could overlap_ranks \
   pinned plans replay rows tuned_training tuner_trust))
 bench: $(VENV)/.installed
