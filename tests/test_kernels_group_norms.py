@@ -38,10 +38,13 @@ def file_of(name: str) -> NormFile:
     return NormFile("norm_2", (step,), back.text, name, of.back_of_result() is None)
 
 
-def run(name: str, x: Tensor, w: Any, b: Any, dy: Tensor, size: int, patch: pytest.MonkeyPatch) -> dict[str, Tensor]:
-    """By the kernels: y, gradients of weight and bias, dx."""
+def run(
+    name: str, x: Tensor, w: Any, b: Any, dy: Tensor, size: int, patch: pytest.MonkeyPatch, pieces: int = 256
+) -> dict[str, Tensor]:
+    """By the kernels: y, gradients of weight and bias, dx. In at most so many pieces: few have several tiles each."""
     module = load_text(file_of(name).text)
     patch.setattr(module, "launch", launch)
+    patch.setattr(module, "PIECES", pieces)
     wide, groups = torch.promote_types(x.dtype, torch.float32), x.shape[1] // size
     mean, variance = x.new_empty(2, x.shape[0], groups, dtype=wide).unbind()
     module.moments_of_groups(x, mean, variance, size)
@@ -89,7 +92,7 @@ def test_kernels_are_right(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     name = ("", *ACTIVATIONS)[seed % 4]
     dtype = rng.choice((torch.float64, torch.float32, torch.bfloat16, torch.float16))
     given = drawn(rng, dtype)
-    found, wanted = run(name, *given, monkeypatch), oracle(name, *given)
+    found, wanted = run(name, *given, monkeypatch, rng.choice((1, 2, 256))), oracle(name, *given)
     tolerance = {torch.float64: 1e-9, torch.float32: 2e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}[dtype]
     for what, t in found.items():
         scale = wanted[what].abs().max() + 1

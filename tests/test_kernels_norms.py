@@ -37,10 +37,14 @@ CHAINS = {
 EPS = 1e-5
 
 
-def run(name: str, x: Tensor, w: Any, b: Any, other: Any, dy: Tensor, patch: pytest.MonkeyPatch) -> dict[str, Tensor]:
-    """By the kernels: y, the sum's masked gradient, gradients of weight and bias, dx."""
+def run(
+    name: str, x: Tensor, w: Any, b: Any, other: Any, dy: Tensor, patch: pytest.MonkeyPatch, pieces: int = 256
+) -> dict[str, Tensor]:
+    """By the kernels: y, the sum's masked gradient, gradients of weight and bias, dx. In at most so many pieces:
+    few have several tiles each."""
     module = load_text(CHAINS[name].text)
     patch.setattr(module, "launch", launch)
+    patch.setattr(module, "PIECES", pieces)
     wide = torch.promote_types(x.dtype, torch.float32)
     mean, variance = x.new_empty(2, x.shape[1], dtype=wide).unbind()
     module.moments(x, mean, variance)
@@ -93,7 +97,7 @@ def test_kernels_are_right(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     name = list(CHAINS)[seed % 3]
     dtype = rng.choice((torch.float64, torch.float32, torch.bfloat16, torch.float16))
     given = drawn(rng, dtype, name)
-    found, wanted = run(name, *given, monkeypatch), oracle(name, *given)
+    found, wanted = run(name, *given, monkeypatch, rng.choice((1, 2, 256))), oracle(name, *given)
     if dtype in (torch.bfloat16, torch.float16) and name != "alone":  # which result is 0 is as the kernel rounds
         same = (found["y"] > 0) == (wanted["y"] > 0)
         assert same.double().mean() > 0.99
