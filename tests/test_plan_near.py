@@ -53,7 +53,7 @@ def test_draws_cost_what_their_programs_do() -> None:
 def test_row_by_row_costs_no_more_and_is_its_price() -> None:
     """Of layouts by letters, which leave much to find."""
     less = 0
-    for number in range(draws(4)):
+    for number in range(4):
         draw = Random(f"sweep {number}")
         machine, graph = replace(a_machine(draw), hides_gradients=False), network_graph(branched(draw, 2))
         compiled, _ = plan_graph(graph, 4, Setting(machine=machine))
