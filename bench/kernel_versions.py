@@ -6,8 +6,9 @@ arguments: the tests' problems, compiled for sm_90 and counted.
     python bench/kernel_versions.py --other build/triton36   # where they differ
     python bench/kernel_versions.py --extents             # by one triton, of extents as constants and as arguments
 
-No GPU: nothing is timed. `issue` and `shared` are shares of the matrix units' peak that a step of the loop allows by
-its instructions, and with shared memory; `us` the least time of all launches (convgen/kernels/bound.py).
+No GPU: nothing is timed. `issue`, `shared` and `waits` are shares of the matrix units' peak that a step of the loop
+allows by its instructions, with shared memory, and with waits between matrix instructions; `us` is the least time of
+all launches (convgen/kernels/bound.py).
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from convgen.spec.target import read_target
 
 TARGET = read_target("cuda:sm_90").known()
 PHASES: tuple[Phase, ...] = ("forward", "backward_data", "backward_filter")
+TOLD = {"issue": 2, "shared": 2, "waits": 2, "us": 1}  # what is compared, with its digits
 TELLING = 0.1  # of a share, or of time: less is not shown
 
 
@@ -83,8 +85,8 @@ def counts(some: Iterable[tuple[str, Problem]] | None = None, *, open: bool = Fa
             raise click.ClickException(f"{name} {p.phase}: no loop of matrix instructions in {kernel.config}")
         found[f"{name} {p.phase}"] = {
             "kernel": str(kernel.config), "spilled": made.spill_bytes, "narrowest": made.loop.narrowest_copy,
-            "instructions": made.loop.instructions, "issue": round(b.share_by_issue, 3), "shared": round(b.share, 3),
-            "us": round(b.us, 2),
+            "instructions": made.loop.instructions, "issue": round(b.share_by_issue, 3),
+            "shared": round(b.share_without_waits, 3), "waits": round(b.share, 3), "us": round(b.us, 2),
         }  # fmt: skip
     return {"triton": triton.__version__, "kernels": found}
 
@@ -93,14 +95,14 @@ def compared(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:
     """Lines of what differs, and what all have."""
     here, there = one["kernels"], other["kernels"]
     versions = f"triton {one['triton']}, {other['triton']}"
-    yield f"{versions:42}  instructions        issue       shared           us"
+    yield f"{versions:42}  instructions        issue       shared        waits           us"
     told = 0
     for name, a in here.items():
         b = there[name]
-        if all(abs(a[n] / b[n] - 1) < TELLING for n in ("issue", "shared", "us")):
+        if all(abs(a[n] / b[n] - 1) < TELLING for n in TOLD):
             continue
         told += 1
-        texts = (f"{a[n]:{f}}, {b[n]:{f}}" for n, f in (("issue", ".2f"), ("shared", ".2f"), ("us", ".1f")))
+        texts = (f"{a[n]:.{digits}f}, {b[n]:.{digits}f}" for n, digits in TOLD.items())
         yield f"{name:42}  {a['instructions']:5}, {b['instructions']:5}  {'  '.join(f'{t:>11}' for t in texts)}"
     alike = sum(here[n]["kernel"] == there[n]["kernel"] for n in here)
     both = [*here.values(), *there.values()]

@@ -69,7 +69,8 @@ def test_counts_by_another_version() -> None:
 
 
 def test_what_differs_is_told() -> None:
-    row = {"kernel": "box", "spilled": 0, "narrowest": 16, "instructions": 100, "issue": 1.0, "shared": 0.8, "us": 9.0}
+    shares = {"issue": 1.0, "shared": 0.8, "waits": 0.7}
+    row = {"kernel": "box", "spilled": 0, "narrowest": 16, "instructions": 100, "us": 9.0} | shares
     here = {"triton": "3.7.1", "kernels": {"a forward": row, "b forward": dict(row)}}
     there = json.loads(json.dumps(copy.deepcopy(here) | {"triton": "3.6.0"}))
     _, last = study.compared(here, there)

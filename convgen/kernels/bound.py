@@ -69,6 +69,11 @@ class Bound:
         return self.matrix_cycles / max(self.step_cycles["matrix"], self.step_cycles["issue"])
 
     @property
+    def share_without_waits(self) -> float:
+        """The same with shared memory, as if matrix instructions never waited for those issued behind them."""
+        return self.matrix_cycles / max(cycles for what, cycles in self.step_cycles.items() if what != "waits")
+
+    @property
     def limit(self) -> str:
         """What takes a step's cycles."""
         return max(self.step_cycles, key=lambda n: self.step_cycles[n])
