@@ -30,6 +30,7 @@ from convgen.kernels.of_rows import ConvolutionFile, Measured, convolution_files
 from convgen.kernels.problem import Problem
 from convgen.knobs import verify_schedules
 from convgen.passes.bucket_gradients import BucketGradients
+from convgen.passes.bucket_statistics import BucketStatistics
 from convgen.passes.chunk_collectives import ChunkCollectives
 from convgen.passes.contract import After, NetworkPass, run_passes, tell
 from convgen.passes.fetch_caches import FetchCaches
@@ -73,6 +74,7 @@ LETTERS = {1: ("N",), 2: ("N", "C"), 3: ("N", "C", "W"), 4: ("N", "C", "H", "W")
 # What travels meanwhile, in an order in which each finds what it needs.
 MEANWHILE: tuple[NetworkPass, ...] = (
     WidenHalos(), ChunkCollectives(), StartHalos(), ParametersFirst(), BucketGradients(),
+    BucketStatistics(),
 )  # fmt: skip
 PACKED = (BucketGradients(mebibytes=0),)  # of an SW26010: one all-reduce behind backward ([SW] 5.1)
 OVERLAP = "overlap"  # the stage that chooses among the former by a timeline

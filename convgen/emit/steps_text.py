@@ -34,11 +34,16 @@ class StepBlock:
 
 
 def by_block(program: Program, lowered: Lowered) -> list[StepBlock]:
-    """Blocks in the order of forward, which their steps keep; in backward they stand in the opposite one."""
+    """Blocks in the order of forward, which their steps keep; in backward they stand in the opposite one. What stands
+    behind all rows is a block of its own."""
     place = _places(program)
     found = [StepBlock(block.path) for block in place.blocks]
     for i, n in enumerate(place.of):
         found[n].rows.append(i)
+    behind = [step for step in lowered.forward if step.row == len(program.rows)]
+    if behind:
+        found.append(StepBlock(""))
+        place.of.append(len(found) - 1)
     least = len(found) - 1
     forward: list[int] = []
     for step in reversed(lowered.forward):  # what is started ahead stands in the block where it is started

@@ -14,7 +14,7 @@ Source: docs/overlap.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -80,16 +80,42 @@ Flow = Local | Moved | Start | Wait
 
 
 def forward(program: Program) -> Iterator[Flow]:
-    """The forward pass, in order."""
-    yield from _rows(program, 0, len(program.rows))
+    """The forward pass, in order. What reads sums that travel in a bucket stands behind all else."""
+    late = reading(program)
+    yield from _in_buckets(_rows(program, 0, len(program.rows), late), program.forward_buckets)
+    for i in sorted(late):
+        yield from _row(program.rows[i], i, rides=False)
 
 
-def _rows(program: Program, start: int, stop: int) -> Iterator[Flow]:
-    """Rows [start, stop) of it."""
+def reading(program: Program) -> set[int]:
+    """Numbers of rows that read what forward's buckets bring."""
+    there = {step for bucket in program.forward_buckets for step in bucket.steps}  # called as what they are sums of
+    return {i for i, row in enumerate(program.rows) if not there.isdisjoint(row.bound.reads)} if there else set()
+
+
+def _in_buckets(steps: Iterable[Flow], buckets: Sequence[Bucket]) -> Iterator[Flow]:
+    """Steps with the sums of a bucket as one, which goes on its way when the last of them would; waited for behind."""
+    of = {step: bucket for bucket in buckets for step in bucket.steps}
+    ready: dict[str, list[Moved]] = {}
+    for step in steps:
+        if not isinstance(step, Moved) or step.step not in of:
+            yield step
+            continue
+        bucket = of[step.step]
+        there = ready.setdefault(bucket.name, [])
+        there.append(step)
+        if len(there) == len(bucket.steps):
+            yield Start(bucket.name, GRADIENTS, tuple(there), bucket)
+    yield from (Wait(bucket.name) for bucket in buckets)
+
+
+def _rows(program: Program, start: int, stop: int, without: Collection[int] = ()) -> Iterator[Flow]:
+    """Rows [start, stop) of it, but for some."""
     first: dict[int, list[int]] = {}  # by row, those whose halos are started before it
-    for i, row in [*enumerate(program.rows)][start:stop]:
+    rows = [(i, row) for i, row in [*enumerate(program.rows)][start:stop] if i not in without]
+    for i, row in rows:
         first.setdefault(i - row.ahead, []).append(i)
-    for i, row in [*enumerate(program.rows)][start:stop]:
+    for i, row in rows:
         for j in first.get(i, ()):
             yield from _started(Local(label(program.rows[j]), j, program.rows[j]), [*fetched(program.rows[j], j)])
         yield from _row(row, i, rides=i in program.riding)
@@ -155,28 +181,28 @@ def is_of_operand(moved: Moved) -> bool:
 
 def backward(program: Program, *, of_inputs: bool = False) -> Iterator[Flow]:
     """The backward pass, in the order in which autograd comes to it; buckets are started as they fill. Blocks that are
-    computed again are so before the first of their gradients."""
+    computed again are so before the first of their gradients, but for running statistics."""
+    yield from _in_buckets(_backward(program, of_inputs), program.buckets)
+
+
+def _backward(program: Program, of_inputs: bool) -> Iterator[Flow]:
     wanted = program.differentiable(of_inputs=of_inputs)
-    of = {step: bucket for bucket in program.buckets for step in bucket.steps}
-    ready: dict[str, list[Moved]] = {}
     again = {s.stop - 1: s for s in program.again}
+    once = reading(program) | _summing(program) if again else set[int]()
     behind: dict[int, list[Flow]] = {}  # by row, what is waited for behind its gradients
     for i, row in reversed([*enumerate(program.rows)]):
         if i in again:
-            yield from _rows(program, again[i].start, again[i].stop)
+            yield from _rows(program, again[i].start, again[i].stop, once)
         steps = [*_gradients(row, i, tuple(asked(row.bound, wanted)))]
         if row.ahead and steps and isinstance(steps[-1], Wait):
             behind.setdefault(i - row.ahead, []).append(steps.pop())
-        for step in (*steps, *behind.pop(i, ())):
-            if not isinstance(step, Moved) or step.step not in of:
-                yield step
-                continue
-            bucket = of[step.step]
-            there = ready.setdefault(bucket.name, [])
-            there.append(step)
-            if len(there) == len(bucket.steps):
-                yield Start(bucket.name, GRADIENTS, tuple(there), bucket)
-    yield from (Wait(bucket.name) for bucket in program.buckets)
+        yield from (*steps, *behind.pop(i, ()))
+
+
+def _summing(program: Program) -> set[int]:
+    """Numbers of rows whose results travel in forward's buckets."""
+    there = {step for bucket in program.forward_buckets for step in bucket.steps}
+    return {i for i, row in enumerate(program.rows) if label(row) in there}
 
 
 def never_asked(program: Program) -> Iterator[Flow]:

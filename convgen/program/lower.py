@@ -29,7 +29,7 @@ class _Lowering(Forward):
         for step in flow.forward(self.program):
             self._forward(step)
         outputs = [(name, self.slots[value], self._slot(f"{value}.given")) for name, value in self.program.outputs]
-        half = len(self.steps)
+        half, self.is_behind = len(self.steps), False
         for (_, value), (_, _, gradient) in zip(self.program.outputs, outputs, strict=True):
             if value in self.wanted:
                 self._into(value, gradient, len(self.program.rows) - 1)
@@ -56,17 +56,13 @@ class _Lowering(Forward):
                 else:
                     self._move(step)
             case flow.Start():
-                if step.bucket is not None:
-                    self._start_bucket(step)
-                elif _is_halo_back(step):
+                if _is_halo_back(step):
                     self._start_back(step)
                 else:
                     self._repeat(step)
             case flow.Wait():
                 _, start = self.flying[step.name]
-                if start.bucket is not None:
-                    self._wait_bucket(step)
-                elif _is_halo_back(start):
+                if _is_halo_back(start):
                     self._wait_back(step)
                 else:
                     self._repeat(step)
@@ -205,24 +201,6 @@ class _Lowering(Forward):
         self._add("add", made, [made], [before, slot], i)
         return made
 
-    def _start_bucket(self, start: flow.Start) -> None:
-        reads: list[str] = []
-        for m in start.moved:
-            i, d, _, k, _, _ = self._where(m)
-            reads.append(self.now[i, "dx", k] if d is None else self.now[i, d, "made", 0])
-        handle = self._slot(f"{start.name}.sent")
-        assert start.bucket is not None
-        key = f"{start.name}:{','.join(start.bucket.over)}:{start.bucket.dtype}"
-        self._add("start_bucket", key, [handle], reads, start.moved[-1].row, start)
-        self.flying[start.name] = handle, start
-
-    def _wait_bucket(self, wait: flow.Wait) -> None:
-        handle, start = self.flying.pop(wait.name)
-        made = [self._slot(m.step) for m in start.moved]
-        self._add("wait_bucket", wait.name, made, [handle], 0, wait)
-        for moved, slot in zip(start.moved, made, strict=True):
-            self._into(moved.value, slot, 0)
-
 
 def _is_of_forward(step: flow.Flow, program: Program) -> bool:
     """Whether a step of backward is one of forward, computed again."""
@@ -239,7 +217,7 @@ def _is_of_forward(step: flow.Flow, program: Program) -> bool:
 
 def _is_halo_back(start: flow.Start) -> bool:
     """Whether it is the gradient of a halo that goes on its way."""
-    return start.moved[0].chain[0] == "back" and start.lane != flow.CHUNKS
+    return start.moved[0].chain[0] == "back" and start.lane == flow.HALOS
 
 
 def _behind(steps: list[Step], last: Step) -> list[Step]:

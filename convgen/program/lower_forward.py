@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from convgen.operations.running import PartStatistics, RunningStatistics
 from convgen.program import flow
-from convgen.program.network import Moved, Program, asked, label
+from convgen.program.network import Bucket, Moved, Program, asked, label
 from convgen.program.norms import counting, evaluated
 from convgen.program.rows import Chain, PlacedRow, reads_of
 from convgen.program.shared import Place, Shared, shared
@@ -22,6 +22,20 @@ SENDS: dict[str, Kind] = {"fetch": "send_fetch", "store": "send_store", "given":
 def alternatives(program: Program, i: int, modes: Sequence[str]) -> PlacedRow | None:
     """The row that stands in evaluation for a row of moments, if it is one and has running ones."""
     return evaluated(program, i) if "train" in modes else None
+
+
+def _of_training(program: Program) -> set[int]:
+    """Rows of statistics, which evaluation has no use for: what they make is read by each other alone."""
+    counts = {*counting(program).values()}
+    others = {v for _, v in program.outputs}
+    found: set[int] = set()
+    for i, row in reversed([*enumerate(program.rows)]):
+        is_one = i in counts or isinstance(row.bound.operation, (PartStatistics, RunningStatistics))
+        if is_one and others.isdisjoint(row.bound.makes):
+            found.add(i)
+        else:
+            others |= {*row.bound.reads}
+    return found
 
 
 class Forward:
@@ -43,17 +57,9 @@ class Forward:
         self.again = {i for s in program.again for i in range(s.start, s.stop)}
         self.alternatives: dict[int, PlacedRow | None] = {}
         self.updates = {value: buffer for buffer, value in program.updates}
-        counts = {*counting(program).values()}
-        read = {v for row in program.rows for v in row.bound.reads} | {v for _, v in program.outputs}
-        self.of_training = {
-            i
-            for i, row in enumerate(program.rows)
-            if isinstance(row.bound.operation, PartStatistics)
-            or (
-                (i in counts or isinstance(row.bound.operation, RunningStatistics)) and read.isdisjoint(row.bound.makes)
-            )
-        }
+        self.of_training = _of_training(program)
         self.is_again = False
+        self.is_behind = False  # all that forward has in the order of rows
 
     # ---------------------------------------------------------------- slots
     def _slot(self, base: str) -> str:
@@ -67,6 +73,7 @@ class Forward:
     ) -> None:  # fmt: skip
         if when is None and kind not in OF_ALL_MODES:
             when = self._when(row)
+        row = len(self.program.rows) if self.is_behind else row
         self.steps.append(Step(kind, key, tuple(makes), tuple(reads), row, when, step, self.is_again))
 
     def _same(self, key: str, makes: Sequence[str], reads: Sequence[str], row: int) -> None:
@@ -284,6 +291,9 @@ class Forward:
 
     # ---------------------------------------------------------------- pieces
     def _start(self, start: flow.Start) -> None:
+        if start.bucket is not None:
+            self._start_bucket(start, start.bucket)
+            return
         (moved,) = start.moved
         i, d, which, k, _, _ = self._where(moved)
         if start.lane == flow.CHUNKS:
@@ -295,12 +305,38 @@ class Forward:
 
     def _wait(self, wait: flow.Wait) -> None:
         handle, start = self.flying.pop(wait.name)
+        if start.bucket is not None:
+            self._wait_bucket(wait, handle, start)
+            return
         if start.lane == flow.CHUNKS:
             self._wait_chunk(wait, handle, start)
             return
         i, d, _, k, _, _ = self._where(start.moved[0])
         strips = self.now[i, d, "strips"] = self._slot(f"{wait.name}.strips")
         self._add("wait", wait.name, [strips], [handle, self._operand(i, k, d)], i, wait)
+
+    def _start_bucket(self, start: flow.Start, bucket: Bucket) -> None:
+        reads: list[str] = []
+        for m in start.moved:
+            i, d, which, k, _, _ = self._where(m)
+            reads.append(self.now[(i, "dx", k) if which == "back" else (i, d, "made", k)])
+        handle = self._slot(f"{start.name}.sent")
+        key = f"{start.name}:{','.join(bucket.over)}:{bucket.dtype}"
+        self._add("start_bucket", key, [handle], reads, start.moved[-1].row, start)
+        self.flying[start.name] = handle, start
+
+    def _wait_bucket(self, wait: flow.Wait, handle: str, start: flow.Start) -> None:
+        if not start.moved[0].is_of_gradient:
+            self.is_behind = True
+            made = [self._slot(self._result(m.row, None, m.chain[1])) for m in start.moved]
+            self._add("wait_bucket", wait.name, made, [handle], 0, wait)
+            for m, slot in zip(start.moved, made, strict=True):
+                self._made(m.row, None, m.chain[1], slot, is_last=True)
+            return
+        made = [self._slot(m.step) for m in start.moved]
+        self._add("wait_bucket", wait.name, made, [handle], 0, wait)
+        for m, slot in zip(start.moved, made, strict=True):
+            self._into(m.value, slot, 0)
 
     def _piece(self, local: flow.Local, i: int, d: int | None, operands: list[str], kept: list[str]) -> None:
         key, placed = self._key(i, d), local.placed

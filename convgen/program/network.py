@@ -66,11 +66,11 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Sums of parameters' gradients that travel as one all-reduce: started when the last of its addends is there, and
-    waited for when backward returns.
+    """Sums of parameters' gradients, or of running statistics, that travel as one all-reduce: started when the last of
+    its addends is there, and waited for when backward, or forward, has come to its end.
 
     Attributes:
-        steps: the all-reduces that it stands for, in the order in which backward comes to them.
+        steps: the all-reduces that it stands for, in the order in which the pass comes to them.
     """
 
     name: str
@@ -93,7 +93,7 @@ class Program:
     """A network on a grid.
 
     Attributes:
-        buckets: in the order in which they are started.
+        buckets: of gradients, in the order in which they are started; `forward_buckets`: of running statistics.
         updates: (buffer, value that it becomes after a step of training).
         outputs: (name, value).
         again: blocks that backward computes again (again.py), in order.
@@ -111,6 +111,7 @@ class Program:
     updates: tuple[tuple[str, str], ...]
     outputs: tuple[tuple[str, str], ...]
     buckets: tuple[Bucket, ...] = ()
+    forward_buckets: tuple[Bucket, ...] = ()
     again: tuple[Stretch, ...] = ()
     joined: tuple[tuple[int, ...], ...] = ()
     statistics: str = "global"

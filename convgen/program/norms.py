@@ -5,7 +5,7 @@ Those whose parameters and buffers are their module's run in fewer passes over m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -17,7 +17,7 @@ from convgen.operations.fused import Fused
 from convgen.operations.moments import Moments
 from convgen.operations.row import Operation
 from convgen.operations.running import PartStatistics, RunningMoments, RunningStatistics
-from convgen.program.network import Program
+from convgen.program.network import Moved, Program, stored
 from convgen.program.rows import PlacedRow, place
 
 
@@ -58,8 +58,9 @@ def norms(program: Program) -> tuple[dict[int, Norm], set[int]]:
         if row.bound.norm:
             groups.setdefault(row.bound.norm, {})[_kind(row.bound.operation)] = i
     counts = counting(program)
+    read = {v for row in program.rows for v in row.bound.reads} | {v for _, v in program.outputs}
     for kinds in groups.values():
-        if {Moments, Coefficients, Centred} <= set(kinds) and (one := _norm(program, kinds, counts)) is not None:
+        if {Moments, Coefficients, Centred} <= set(kinds) and (one := _norm(program, kinds, counts, read)) is not None:
             found[one.moments] = one
             rows = (one.moments, one.statistics, one.coefficients, one.centred, one.renewed, one.counted)
             gone |= {i for i in rows if i is not None} - {one.moments}
@@ -71,8 +72,14 @@ def _kind(operation: Operation) -> type[Operation]:
     return type(operation.parts[0].operation if isinstance(operation, Fused) else operation)
 
 
-def _norm(program: Program, kinds: Mapping[type[Operation], int], counts: Mapping[str, int]) -> Norm | None:
-    """A batch norm of these rows, if its values are those of its module, and nothing else of it is theirs."""
+def _norm(
+    program: Program, kinds: Mapping[type[Operation], int], counts: Mapping[str, int], read: Collection[str]
+) -> Norm | None:
+    """A batch norm of these rows, if its values are those of its module, and nothing else of it is theirs.
+
+    Args:
+        read: values that rows or outputs read: a buffer that is renewed where it stands is not among them.
+    """
     rows, module = program.rows, program.rows[kinds[Moments]].bound.module
     moments, coefficients = rows[kinds[Moments]].bound.operation, rows[kinds[Coefficients]].bound.operation
     assert isinstance(moments, Moments) and isinstance(coefficients, Coefficients)
@@ -95,7 +102,8 @@ def _norm(program: Program, kinds: Mapping[type[Operation], int], counts: Mappin
     row, buffers = rows[kinds[RunningStatistics]], (f"{module}.running_mean", f"{module}.running_var")
     updates = {value: buffer for buffer, value in program.updates}
     renewed = tuple(updates.get(v) for v in row.bound.makes)
-    if not row.is_silent or row.bound.reads[:2] != buffers or renewed != buffers:
+    shown = any(v in read for v in row.bound.makes)
+    if not row.is_silent or row.bound.reads[:2] != buffers or renewed != buffers or shown:
         return None
     assert isinstance(row.bound.operation, RunningStatistics)
     return replace(one, momentum=row.bound.operation.momentum, renewed=kinds[RunningStatistics])
@@ -121,9 +129,14 @@ def evaluated(program: Program, i: int) -> PlacedRow | None:
     row = program.rows[i]
     if not isinstance(row.bound.operation, Moments) or not row.bound.norm:
         return None
+    renewed: dict[str, str] = {}  # of what a call before this one has renewed, the buffer, as evaluation has it
     for other in program.rows:
-        if isinstance(other.bound.operation, RunningStatistics) and other.bound.norm == row.bound.norm:
-            extents, buffers, (m,) = row.bound.operation.of.extents, other.bound.reads[:2], row.bound.makes
+        if not isinstance(other.bound.operation, RunningStatistics):
+            continue
+        buffers = tuple(renewed.get(v, v) for v in other.bound.reads[:2])
+        renewed |= dict(zip(other.bound.makes, buffers, strict=True))
+        if other.bound.norm == row.bound.norm:
+            extents, (m,) = row.bound.operation.of.extents, row.bound.makes
             bound = Bound(RunningMoments(extents), buffers, (m,), row.bound.module, row.bound.norm)
             stored, reads = program.values[m].stored, [program.values[b].stored for b in buffers]
             roles = {index: axes for (index, _), axes in zip(extents, stored[1:], strict=True)}
@@ -143,3 +156,27 @@ def counting(program: Program) -> dict[str, int]:
         and len(row.bound.reads) == 1
         and (row.bound.reads[0], row.bound.makes[0]) in updates
     }
+
+
+def summed_statistics(program: Program) -> list[Moved]:
+    """All-reduces of running statistics that nothing waits for but what renews buffers, in forward's order."""
+    readers: dict[str, list[int]] = {}
+    for i, row in enumerate(program.rows):
+        for value in row.bound.reads:
+            readers.setdefault(value, []).append(i)
+    shown = {v for _, v in program.outputs}
+
+    def only_renews(i: int) -> bool:
+        row = program.rows[i]
+        made = filter(None, row.bound.makes)
+        unread = all(v not in readers and v not in shown for v in made)
+        return isinstance(row.bound.operation, RunningStatistics) and row.is_silent and unread
+
+    found: list[Moved] = []
+    for i, row in enumerate(program.rows):
+        if not isinstance(row.bound.operation, PartStatistics):
+            continue
+        moved, (value,) = [*stored(row, i)], row.bound.makes
+        if len(moved) == 1 and moved[0].conversion.kind == "all_reduce" and value not in shown:
+            found += moved if all(map(only_renews, readers.get(value, ()))) else []
+    return found

@@ -44,7 +44,7 @@ class Step:
     Attributes:
         key: what it is of: a row's label, a conversion's name, a buffer, a parameter or an input.
         makes, reads: slots.
-        row: the row at whose place it stands.
+        row: the row at whose place it stands; behind all rows as many as there are.
         when: the module in whose training, or evaluation, it is run; None for both.
         flow: what it is in the order that prices and the verifier read; None for what they don't count.
         again: whether backward computes again what forward has computed.

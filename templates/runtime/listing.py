@@ -10,7 +10,8 @@ constant, `_` for what nobody reads. A step may be of a module's training or eva
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import compress
 from typing import NamedTuple
 
 from .rows import Row
@@ -167,7 +168,22 @@ def in_mode(lines: Sequence[Line], trains: Callable[[str], bool]) -> list[Line]:
     Args:
         trains: by module, whether it is in training.
     """
-    return [line for line in lines if line.when is None or trains(line.when[0]) == line.when[1]]
+    run = [line for line in lines if line.when is None or trains(line.when[0]) == line.when[1]]
+    missing = {n for line in lines for n in line.makes}.difference(*(line.makes for line in run))
+    return [*_with_fewer(run, missing)] if missing else run
+
+
+def _with_fewer(lines: Sequence[Line], missing: Collection[str]) -> Iterator[Line]:
+    """Steps of buckets with those slots alone that are made in this mode."""
+    there: dict[str, list[bool]] = {}
+    for line in lines:
+        if line.kind == "start_bucket":
+            found = there[line.makes[0]] = [n not in missing for n in line.reads]
+            line = line._replace(reads=tuple(compress(line.reads, found)))
+        elif line.kind == "wait_bucket":
+            line = line._replace(makes=tuple(compress(line.makes, there[line.reads[0]])))
+        if line.kind not in ("start_bucket", "wait_bucket") or (line.reads and line.makes):
+            yield line
 
 
 def lines_of(text: str, names: Within) -> Iterator[Line]:

@@ -32,6 +32,7 @@ from convgen.program.flow import never_asked
 from convgen.program.forms import ended, part_faults, rim_faults
 from convgen.program.network import Bucket, Moved, Program, Value, label
 from convgen.program.network_text import BACKWARD, FORWARD, KINDS, PRODUCTS, SECTIONS, head, show
+from convgen.program.norms import summed_statistics
 from convgen.program.rows import Chunks, PlacedRow, place
 from convgen.program.shared import could_hold, shares
 from convgen.program.text import grid_of
@@ -54,6 +55,7 @@ _MOVE = re.compile(rf"%\S+ = (?:start )?(?:{'|'.join(('slice', *COLLECTIVES))})(
 _STARTED = re.compile(r"%(\S+) = start .* : .*")
 _FORM = re.compile(r"%(\S+) = \w+ .* as=(rim|parts) : .*")
 _BUCKET = re.compile(r"%(bucket_\w+) = start all_reduce (%\S+(?:, %\S+)*) over=(\S+)")
+_STATISTICS = re.compile(_BUCKET.pattern.replace("bucket_", "statistics_"))
 _PART = r"interior|boundary|chunk [0-9]{1,6}/[0-9]{1,6} of \w+"
 _ROW = re.compile(rf"(?: way=([0-9]{{1,4}}))?(?: ({_PART}))?(?: \{{(.*)\}})?(?: :.*)?")
 _GRADIENT = re.compile(r"%(\S+) = (\S+) gradient((?: .*)?)")
@@ -245,32 +247,43 @@ def _label(bound: Bound) -> str:
 
 def _rows(text: ProgramText, rows: Sequence[Bound]) -> tuple[list[_Said], dict[Group, int]]:
     """What the text says of each row; and groups of the network's rows that are one in it, each with its line."""
-    found: list[_Said] = []
+    found: dict[int, _Said] = {}
     groups: dict[Group, int] = {}
     missed: dict[int, Numbered] = {}  # rows that no line is of, with the line behind them
+    late = _late(text, rows)
     heads = [head(bound) for bound in rows]
     makes = {start.partition(" = ")[0]: i for i, start in enumerate(heads)}
     at, last = 0, ""  # the next row, and how the line of the last begins
     for number, line in text.sections[FORWARD]:
         group = _group(line, rows, makes.get(line.partition(" = ")[0], -1), at)
+        i = makes.get(line.partition(" = ")[0], -1)
         if last and _begins(line, last):
-            found[-1].parts.extend(_said(text, number, line, line.removeprefix(last)).parts)
+            found[at - 1].parts.extend(_said(text, number, line, line.removeprefix(last)).parts)
+        elif i in late and i not in found and _begins(line, heads[i]):
+            found[i], last = _said(text, number, line, line.removeprefix(heads[i])), ""
         elif group is not None:
             end = group[-1]
-            missed |= dict.fromkeys(range(at, end), (number, line))
+            missed |= {i: (number, line) for i in range(at, end) if i not in late}
             at, last = end + 1, heads[end]
             if len(group) > 1:
                 last, groups[group] = head(joined([rows[i] for i in group])), number
-            found.append(_said(text, number, line, line.removeprefix(last)))
+            found[end] = _said(text, number, line, line.removeprefix(last))
         elif not line.startswith("wait ") and not _MOVE.fullmatch(line):
             raise _no_row(text, number, line, heads[at] if at < len(rows) else "")
     for i in sorted(set(missed) - {i for group in groups for i in group}):
         raise _no_row(text, *missed[i], heads[i])
-    if at < len(rows):
+    if rest := [i for i in (*range(at, len(rows)), *sorted(late)) if i not in found]:
         number = text.numbers.get(("sections", BACKWARD), text.lines[-1][0])
         fact = f"forward ends before all rows of {text.name} are there"
-        raise text.refused(number, fact, f"the next is {heads[at]!r}")
-    return found, groups
+        raise text.refused(number, fact, f"the next is {heads[rest[0]]!r}")
+    return [found[i] for i in sorted(found)], groups
+
+
+def _late(text: ProgramText, rows: Sequence[Bound]) -> set[int]:
+    """Rows that read what is packed in forward: they stand where it has been waited for, behind the others."""
+    packed = [m[2] for _, line in text.sections[FORWARD] if (m := _STATISTICS.fullmatch(line))]
+    there = {step for steps in packed for step in steps.replace("%", "").split(", ")}
+    return {i for i, bound in enumerate(rows) if not there.isdisjoint(bound.reads)}
 
 
 def _no_row(text: ProgramText, number: int, line: str, following: str) -> InputError:
@@ -410,7 +423,11 @@ def in_flight(text: ProgramText, program: Program) -> Program:
         row = _flying(wrong, base, row, program.grid, said[i], started, pieces)
         rows.append(row if row.early is None else replace(row, ahead=early))
     program = _with_forms(text, replace(program, rows=tuple(rows)), wrong)
-    program = replace(program, buckets=tuple(_buckets(text, program, wrong)))
+    gradients, what = summed_parameters(program), "parameter's gradient"
+    buckets = tuple(_buckets(text.sections[BACKWARD], _BUCKET, gradients, what, program, wrong))
+    statistics, what = summed_statistics(program), "batch norm's running statistics"
+    late = tuple(_buckets(text.sections[FORWARD], _STATISTICS, statistics, what, program, wrong))
+    program = replace(program, buckets=buckets, forward_buckets=late)
     _refuse_faults(text, program)
     _refuse_differing(text, program, wrong)
     return program
@@ -475,11 +492,18 @@ def _with_forms(text: ProgramText, program: Program, wrong: list[_Wrong]) -> Pro
     return replace(program, rows=tuple(rows))
 
 
-def _buckets(text: ProgramText, program: Program, wrong: list[_Wrong]) -> Iterator[Bucket]:
-    """Of all-reduces that are parameters' gradients; `wrong` takes what else is in them."""
-    sums = {m.step: m for m in summed_parameters(program)}
-    for number, line in text.sections[BACKWARD]:
-        if (match := _BUCKET.fullmatch(line)) is None:
+def _buckets(
+    lines: Sequence[Numbered],
+    pattern: re.Pattern[str],
+    summed: Sequence[Moved],
+    what_of: str,
+    program: Program,
+    wrong: list[_Wrong],
+) -> Iterator[Bucket]:
+    """Of these all-reduces, which are of a `what_of` each; `wrong` takes what else is in buckets."""
+    sums = {m.step: m for m in summed}
+    for number, line in lines:
+        if (match := pattern.fullmatch(line)) is None:
             continue
         name, over = match[1], axes_of(match[3])
         steps = [sums.get(step, step) for step in match[2].replace("%", "").split(", ")]
@@ -487,7 +511,7 @@ def _buckets(text: ProgramText, program: Program, wrong: list[_Wrong]) -> Iterat
         for step in steps:
             if step not in there:
                 what = f"%{step}" if isinstance(step, str) else f"%{step.step}"
-                fact = f"%{name}: {what} is no all_reduce over {match[3]} of a parameter's gradient"
+                fact = f"%{name}: {what} is no all_reduce over {match[3]} of a {what_of}"
                 wrong.append(_Wrong(number, fact))
         if there:
             yield Bucket(name, over, program.dtype_of(there[0]), tuple(m.step for m in there))
@@ -498,7 +522,8 @@ def _refuse_faults(text: ProgramText, program: Program) -> None:
     for fault in faults(program):
         of = re.split(r"[:. ]", fault)[0]
         rows = [("rows", i) for i, row in enumerate(program.rows) if label(row) == of]
-        buckets = [n for n, line in text.sections[BACKWARD] if line.startswith(f"%{of} =")]
+        lines = (*text.sections[FORWARD], *text.sections[BACKWARD])
+        buckets = [n for n, line in lines if line.startswith(f"%{of} = start all_reduce")]
         number = text.numbers[rows[0]] if rows else next(iter(buckets), text.numbers[()])
         raise text.refused(number, f"the program is wrong: {fault}")
 

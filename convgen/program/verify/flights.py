@@ -5,6 +5,7 @@
 | early | pieces of a row can be put together |
 | chunks | chunks of a row stand side by side, and what moves leaves their dimension as it is |
 | buckets | hold all sums of parameters' gradients or none, of one type, over the same axes, each once |
+| forward's buckets | hold sums of running statistics that nothing else waits for, alike |
 | order | what is started is waited for once, before anyone reads it and before the pass ends |
 
 All ranks run one program, so the collectives of a lane have one order on all of them; a lane's groups are its own.
@@ -20,6 +21,7 @@ from convgen.program.chunks import chunk_faults
 from convgen.program.early import early_faults
 from convgen.program.flow import Flow, Local, Start, Wait, backward, forward
 from convgen.program.network import Moved, Program, label
+from convgen.program.norms import summed_statistics
 from convgen.program.rows import PlacedRow
 
 
@@ -29,6 +31,7 @@ def flight_faults(program: Program) -> Iterator[str]:
         yield from _early(label(row), row)
         yield from _chunks(label(row), row, program.grid)
     yield from _buckets(program)
+    yield from _forward_buckets(program)
     yield from order_faults(program, [*forward(program)])
     for of_inputs in (False, True):
         yield from order_faults(program, [*backward(program, of_inputs=of_inputs)])
@@ -74,6 +77,20 @@ def _buckets(program: Program) -> Iterator[str]:
     yield from (
         f"only some sums of {v}'s gradient are in buckets" for v, those in of_values.items() if len({*those}) > 1
     )
+
+
+def _forward_buckets(program: Program) -> Iterator[str]:
+    sums = {m.step: m for m in summed_statistics(program)} if program.forward_buckets else {}
+    inside = Counter(s for bucket in program.forward_buckets for s in bucket.steps)
+    yield from (f"{s} is in {n} buckets" for s, n in inside.items() if n > 1)
+    for bucket in program.forward_buckets:
+        for step in bucket.steps:
+            m = sums.get(step)
+            if m is None:
+                yield f"{bucket.name}: {step} is no sum of running statistics that nothing else waits for"
+            elif m.conversion.over != bucket.over or program.dtype_of(m) != bucket.dtype:
+                what = f"{bucket.name} is all_reduce over {bucket.over} of {bucket.dtype}"
+                yield f"{what}, {step} over {m.conversion.over} of {program.dtype_of(m)}"
 
 
 def order_faults(program: Program, steps: Iterable[Flow]) -> Iterator[str]:

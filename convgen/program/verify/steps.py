@@ -21,6 +21,7 @@ WAITS = {
     "start": "wait", "start_back": "wait_back", "start_bucket": "wait_bucket", "send_fetch": "wait_chunk",
     "send_store": "wait_chunk", "send_given": "wait_chunk", "send_back": "wait_chunk",
 }  # fmt: skip
+FEWER = ("add", "start_bucket")  # of what is made in training alone they read nothing in evaluation
 
 
 def lowered_faults(program: Program) -> Iterator[str]:
@@ -46,7 +47,7 @@ def _slots(program: Program, lowered: Lowered, training: bool) -> Iterator[str]:
             if step.when is not None and step.when[1] != training:
                 continue
             late = [n for n in step.reads if n not in made]
-            if late and (training or step.kind != "add"):  # in evaluation some gradients have one addend
+            if late and (training or step.kind not in FEWER):
                 yield f"{_said(step)}: no step before it makes {', '.join(late)}"
             yield from (f"{_said(step)}: a step before it makes {n}" for n in step.makes if n in made and n != NOTHING)
             made |= {*step.makes}
