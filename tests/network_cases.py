@@ -11,11 +11,20 @@ from operation_cases import CASES, Case, filled, moments_given, normal, shape_of
 from convgen.operations.averaged import Averaged
 from convgen.operations.batch_norm import Centred, Coefficients
 from convgen.operations.calls import Elementwise, Slot, Whole
+from convgen.operations.evaluated_norm import EvaluatedNorm
 from convgen.operations.running import RunningMoments
 
 
 def centred_rows(draw: Random) -> Case:
     return filled(draw, Centred(Averaged(shape_of(draw, draw.randint(2, 5), 5), (1,))), normal)
+
+
+def evaluated_norm(draw: Random) -> Case:
+    """Of numbers a channel of any kind that networks have, with and without samples, scale and shift."""
+    shape = tuple(max(1, n) for n in shape_of(draw, draw.randint(2, 5), 5))
+    operation = EvaluatedNorm(shape, 1e-3, draw.random() < 0.7, draw.random() < 0.7)
+    made = [normal(draw, o.shape) for o in operation.signatures[0].inputs]
+    return operation, [t.square() + 0.1 if k == 2 else t for k, t in enumerate(made)]
 
 
 def running_moments(draw: Random) -> Case:
@@ -65,6 +74,7 @@ def as_a_whole(draw: Random) -> Case:
 
 NETWORK_CASES: Mapping[str, Callable[[Random], Case]] = {
     "centred": centred_rows,
+    "evaluated norm": evaluated_norm,
     "running moments": running_moments,
     "coefficients": coefficients,
     "elementwise": elementwise,

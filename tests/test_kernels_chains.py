@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -14,12 +15,16 @@ from test_networks_gpu import SM_90, loaded, step_on_no_device
 from torch import Tensor, nn
 
 from convgen.algebra.grid import Grid
+from convgen.algebra.signature import Operand
 from convgen.kernels.chains import ChainFile
 from convgen.kernels.facts import Launch, facts
 from convgen.kernels.load import load_text
 from convgen.network_compiler import compile_network
 from convgen.operations.calls import Elementwise, Slot
-from convgen.operations.chains import MADE, ChainStep, ElementChain, how_it_lies
+from convgen.operations.chains import MADE, ChainStep, ElementChain, how_it_lies, shape_beside
+from convgen.operations.evaluated_norm import EvaluatedNorm
+from convgen.operations.pointwise import affine, bias
+from convgen.operations.row import Operation
 from convgen.spec.exported import graph_of
 from convgen.spec.graph_edit import with_dtype
 from convgen.verify.interpreter import launch
@@ -40,21 +45,25 @@ def shapes_beside(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
     return [shape, shape, (c, *ones), (n, c, *ones), (n, 1, *pixels), (n, 1, *ones), (1,)]
 
 
-def drawn_chain(
-    rng: random.Random, shape: tuple[int, ...]
-) -> tuple[ElementChain, list[Elementwise], list[tuple[int, ...]]]:
-    """A chain, its rows, and the shapes of its operands."""
+def drawn_chain(rng: random.Random, shape: tuple[int, ...]) -> tuple[ElementChain, list[Operation], list[Operand]]:
+    """A chain, its rows, and its operands."""
     steps: list[ChainStep] = []
-    rows: list[Elementwise] = []
-    operands = [shape]
+    rows: list[Operation] = []
+    operands = [Operand("x", shape, ())]
     for n in range(rng.randint(2, 5)):
         first = MADE if n else 0
         if rng.random() < 0.4:
             op, numbers = ONES[rng.choice(list(ONES))]
             row, sources = Elementwise(op, (Slot(0), *numbers), shape, (shape,)), (first,)
+        elif rng.random() < 0.3:
+            norm = EvaluatedNorm(shape, 0.1, rng.random() < 0.5, rng.random() < 0.5)
+            row = rng.choice((affine(shape), bias(shape), norm, norm))
+            _, *vectors = row.signatures[0].inputs
+            sources = (first, *range(len(operands), len(operands) + len(vectors)))
+            operands += vectors
         else:
             other = rng.choice(shapes_beside(shape))
-            operands.append(other)
+            operands.append(Operand("", other, ()))
             pair, sources = (shape, other), (first, len(operands) - 1)
             op = rng.choice(list(TWOS))
             if rng.random() < 0.5 and "div" not in op:  # by what may be near 0
@@ -62,13 +71,15 @@ def drawn_chain(
             row = Elementwise(op, (Slot(0), Slot(1), *TWOS[op]), shape, pair)
         step = row.element_step()
         assert step is not None
-        lies = [how_it_lies(one, shape) for one in row.shapes]
+        (y,) = row.signatures[0].results
+        wide = [shape_beside(one, y) for one in row.signatures[0].inputs]
+        lies = [how_it_lies(one, shape) for one in wide if one is not None]
         steps.append(ChainStep(step, sources, tuple(at for at in lies if at is not None)))
         rows.append(row)
     return ElementChain(tuple(steps)), rows, operands
 
 
-def made_by(chain: ElementChain, rows: list[Elementwise], operands: list[Tensor]) -> Tensor:
+def made_by(chain: ElementChain, rows: list[Operation], operands: list[Tensor]) -> Tensor:
     """By ATen, row by row."""
     made: Any = None
     for step, row in zip(chain.steps, rows, strict=True):
@@ -84,17 +95,22 @@ def test_kernels_are_right(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     manual_seed(seed)
     shape = rng.choice(((3, 5, 7, 5), (2, 70, 9, 13), (1, 16, 3, 2, 4), (2, 130, 4, 3), (2, 3, 31, 33)))
     last = torch.channels_last if len(shape) == 4 else torch.channels_last_3d
-    chain, rows, shapes = drawn_chain(rng, shape)
+    chain, rows, drawn = drawn_chain(rng, shape)
     dtype = rng.choice((torch.float64, torch.float32, torch.bfloat16))
-    operands = [torch.randn(s) for s in shapes]
+    operands = [torch.randn(one.shape) for one in drawn]
+    operands = [t.abs() if one.name == "variance" else t for one, t in zip(drawn, operands, strict=True)]
     operands = [torch.where(t.abs() < 0.3, t.sign() + 0.3, t).to(dtype) for t in operands]  # which may be divided by
     operands = [t.contiguous(memory_format=last) if t.dim() == len(shape) else t for t in operands]
-    wide = [t.double().requires_grad_() for t in operands]
-    wanted = [rng.random() < 0.7 for _ in operands]
-    wanted[rng.randrange(len(wanted))] = True
+    wide = [t.double().requires_grad_(one.gradient) for one, t in zip(drawn, operands, strict=True)]
+    wanted = [one.gradient and rng.random() < 0.7 for one in drawn]
+    wanted[rng.choice([k for k, one in enumerate(drawn) if one.gradient])] = True
     dy = torch.randn(shape).to(dtype).contiguous(memory_format=last)
     want = made_by(chain, rows, wide)
-    gradients = torch.autograd.grad(want, wide, dy.double(), allow_unused=True)
+    learns = [t for t in wide if t.requires_grad]
+    found_of = dict(
+        zip(map(id, learns), torch.autograd.grad(want, learns, dy.double(), allow_unused=True), strict=True)
+    )
+    gradients = [found_of.get(id(t)) for t in wide]
     module = load_text(ChainFile("chain_1", chain, "all of it").text)
     monkeypatch.setattr(module, "launch", launch)
     monkeypatch.setattr(module, "PIECES", rng.choice((1, 2, 256)))  # few have several tiles each
@@ -149,7 +165,8 @@ def test_what_kernels_leave(shape: tuple[int, ...]) -> None:
 def test_kernels_spill_nothing() -> None:
     shape = (2, 256, 128, 128)
     for seed in range(4):
-        chain, _, shapes = drawn_chain(random.Random(seed), shape)
+        chain, _, drawn = drawn_chain(random.Random(seed), shape)
+        shapes = [one.shape for one in drawn]
         module, held = load_text(ChainFile("chain_1", chain, "").text), list[Launch]()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
@@ -236,3 +253,12 @@ def test_a_network_launches_them(tmp_path: Any, monkeypatch: pytest.MonkeyPatch)
         step_on_no_device(package, monkeypatch, launched=found)
     names = [one.name for one in found if one.name.startswith("chain_")]
     assert Counter(names) == {"chain_forward": 2, "chain_backward": 2}  # on two ranks
+
+
+def test_a_vector_over_channels_is_no_row_of_pixels() -> None:
+    """Of one sample of one row as wide as it has channels, whose vectors look like either."""
+    shape = (1, 5, 1, 5)
+    (y,), (_, vector) = (getattr(bias(shape).signatures[0], side) for side in ("results", "inputs"))
+    assert shape_beside(vector, y) == (1, 5, 1, 1) and how_it_lies((1, 5, 1, 1), shape) == "nc"
+    turned = replace(bias(shape).signatures[0].inputs[0], dims=tuple(reversed(y.dims)))
+    assert shape_beside(turned, y) is None

@@ -22,6 +22,7 @@ from convgen.kernels.source import Kernel, kernel_module
 from convgen.operations.averaged import Averaged
 from convgen.operations.batch_norm import Centred
 from convgen.operations.calls import Elementwise, Slot
+from convgen.operations.evaluated_norm import EvaluatedNorm
 from convgen.operations.pointwise import Pointwise, affine, bias
 from convgen.operations.row import At, Epilogue, EpilogueStep, Operation
 from convgen.verify.interpreter import launch
@@ -57,6 +58,8 @@ def drawn(rng: random.Random, shape: tuple[int, ...]) -> Behind:
         Behind(bias(shape), 0, (vector,)),
         Behind(affine(shape), 0, (vector, vector)),
         Behind(Centred(Averaged(shape, (1,))), 0, ((3, shape[1]),)),
+        Behind(EvaluatedNorm(shape, 1e-3), 0, (vector,) * 4),
+        Behind(EvaluatedNorm(shape, 1e-3, weight=False, bias=False), 0, (vector,) * 2),
         Behind(Pointwise("relu", shape, (shape,)), 0, ()),
         Behind(Elementwise("relu", (a,), shape, (shape,)), 0, ()),
         Behind(Elementwise("silu", (a,), shape, (shape,)), 0, ()),
@@ -119,7 +122,7 @@ def test_a_family_does_what_stands_behind_it(name: str) -> None:
         given = operands(p, seed, integers=p.dtype != "float64")
         generator = torch.Generator().manual_seed(seed)
         others = [
-            (torch.randn(s, generator=generator, dtype=torch.float64) + 2).to(TORCH_DTYPES[p.dtype])
+            (torch.randn(s, generator=generator, dtype=torch.float64).abs() + 0.5).to(TORCH_DTYPES[p.dtype])
             for b in behind
             for s in b.others
         ]

@@ -108,6 +108,31 @@ def test_mixed_rows_on_drawn_grids(seed: int) -> None:
     trained(given.graph, grid, {**given.constants, **module.state_dict()}, **how)
 
 
+class Normed(nn.Module):
+    """Batch norms with and without scale and shift, of pixels and of features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6)
+        self.plain, self.flat, self.last = nn.BatchNorm2d(6, affine=False), nn.BatchNorm1d(4), nn.Linear(6, 4)
+        for norm in (self.norm, self.plain, self.flat):
+            norm.running_mean.normal_()
+            norm.running_var.uniform_(0.5, 2.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(self.norm(self.conv(x)))
+        return self.flat(self.last(self.plain(y).mean((2, 3))))
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_batch_norms_are_the_meshs(train: bool) -> None:
+    torch.manual_seed(3)
+    one = imported(Normed().double(), torch.randn(5, 3, 6, 7, dtype=torch.float64), train=train)
+    report = trained(one.graph, ONE, one.constants)
+    ran = [task.kind for account in report.mesh.accounts for task in _tasks(account)]  # type: ignore[union-attr]
+    assert ran.count("normalisation") >= 3 * 3
+
+
 def test_a_package_imports_the_emulator_alone_and_its_sgd_is_torchs() -> None:
     """With momentum and decay, over several steps."""
     module = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 5 * 4, 2)).double()

@@ -10,7 +10,8 @@ ranks. A signature prints as a line, `tests/test_operation_signatures.py` has th
 | rows | pad, slice, flip, roll, concatenate |
 | views, pixels | views, permutations, expansion; pixel shuffles |
 | pointwise, dropout | activations, add, gate, bias, affine, prelu; masks by global number |
-| moments | moments of all norms, normalise, running statistics |
+| moments, batch_norm, running | moments of all norms, what is normalised by them, running statistics |
+| evaluated_norm | a batch norm in evaluation |
 | contraction | linear layers, matrix products |
 | softmax, attention, fourier | what needs an index whole |
 | reductions, losses | sums, means; cross entropy, squared error |

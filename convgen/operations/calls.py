@@ -205,12 +205,14 @@ class Elementwise(Operation):
         return self.sloped.gradients(wanted, kept, dys[0], shapes)
 
     def as_epilogue(self, k: int) -> EpilogueStep | None:
-        """Of one element, with numbers; or a sum, difference, product or quotient of two."""
+        """Of one element, with numbers; or a sum, difference, product or quotient of two; a cast is none of its own."""
         if self.shapes[k] != self.shape or len(self.shape) < 2:
             return None
         step = self.element_step()
-        if step is None or step.casts_to:
+        if step is None:
             return None
+        if step.casts_to:
+            return EpilogueStep("{x}", back="sum")
         if len(self.shapes) == 1:
             back = "input" if self.op not in ONE or not self._is_of_result else "result"
             return EpilogueStep(step.text.format("{x}"), back=back)

@@ -15,6 +15,7 @@ from math import prod
 from string import Formatter
 from typing import Any, NamedTuple
 
+from convgen.algebra.signature import Operand
 from convgen.operations.batch_norm import IMAGES
 from convgen.operations.element_texts import ElementStep
 
@@ -130,17 +131,32 @@ def how_it_lies(shape: Sequence[int], result: Sequence[int]) -> str | None:
     return None if "p" in found and "n" not in found else found
 
 
+def shape_beside(operand: Operand, result: Operand) -> tuple[int, ...] | None:
+    """An operand's shape with as many dimensions as a result has, by the indices that both are made of; None where
+    these stand in another order, or it is made of anything else."""
+    places = {made.indices: d for d, made in enumerate(result.dims) if made.relation is None and made.indices}
+    wide, last = [1] * len(result.shape), -1
+    for made, n in zip(operand.dims, operand.shape, strict=True):
+        if n == 1:
+            continue
+        d = places.get(made.indices, -1) if made.relation is None else -1
+        if d <= last:
+            return None
+        wide[d], last = n, d
+    return tuple(wide)
+
+
 def chain_of_parts(
-    parts: Sequence[tuple[ElementStep | None, Sequence[int], Sequence[Sequence[int]], Sequence[int]]],
+    parts: Sequence[tuple[ElementStep | None, Sequence[int], Sequence[Sequence[int] | None], Sequence[int]]],
 ) -> ElementChain | None:
-    """Of rows, each with how it makes an element, its sources, and the shapes of its operands and its result; None
-    where they are no chain of images or volumes."""
+    """Of rows, each with how it makes an element, its sources, and the shapes of its operands beside its result's;
+    None where they are no chain of images or volumes."""
     steps: list[ChainStep] = []
     last = tuple(parts[-1][3])
     if len(parts) < 2 or len(last) not in IMAGES:
         return None
     for step, sources, shapes, result in parts:
-        lies = [how_it_lies(shape, last) for shape in shapes]
+        lies = [None if shape is None else how_it_lies(shape, last) for shape in shapes]
         if step is None or tuple(result) != last or len(step.backs) != len(shapes):
             return None
         known = [at for at in lies if at is not None]

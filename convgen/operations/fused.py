@@ -36,7 +36,7 @@ from convgen.algebra.relations import Relation, Through
 from convgen.algebra.signature import WHOLE, Made, Operand, Signature
 from convgen.late import torch
 from convgen.operations.autocast import ASKED, taken_as, types_under
-from convgen.operations.chains import ELEMENT_CHAINS, MADE, ElementChain, asked_of, chain_of_parts
+from convgen.operations.chains import ELEMENT_CHAINS, MADE, ElementChain, asked_of, chain_of_parts, shape_beside
 from convgen.operations.convolution import ANY_EXTENTS, EPILOGUES, MASKED, MOMENTS, Convolution, any_extents
 from convgen.operations.rimmed import Rimmed
 from convgen.operations.row import At, Derived, Epilogue, Launch, Operation, Work, read_here, standing, touched
@@ -70,7 +70,8 @@ class Fused(Operation):
 
     @property
     def name(self) -> str:
-        return "_".join(part.operation.name for part in self.parts)
+        """Of its parts, but for casts."""
+        return "_".join(part.operation.name for part in self.parts if not part.operation.casts_to)
 
     @property
     def has_between(self) -> bool:
@@ -107,7 +108,8 @@ class Fused(Operation):
         if not isinstance(first.operation, Convolution) or first.operation.phase != "forward":
             return None
         steps = [part.operation.as_epilogue(part.sources.index(MADE)) for part in others]
-        return tuple(step for step in steps if step) if all(steps) else None
+        kept = [step for step, part in zip(steps, others, strict=True) if not part.operation.casts_to]
+        return tuple(step for step in kept if step) if all(steps) else None
 
     @cached_property
     def mask(self) -> Epilogue | None:
@@ -128,7 +130,7 @@ class Fused(Operation):
                 (
                     part.operation.element_step(),
                     part.sources,
-                    [o.shape for o in part.signature.inputs],
+                    [shape_beside(o, part.signature.results[0]) for o in part.signature.inputs],
                     part.signature.results[0].shape,
                 )
                 for part in self.parts

@@ -51,6 +51,8 @@ def _groups(program: Program, chain: Group) -> Iterator[Group]:
             whole = program.rows[chain[n]].early is None
             while end + 1 < len(chain) and _follows(program, chain[end], chain[end + 1], whole):
                 end += 1
+            while program.rows[chain[end]].bound.operation.casts_to:
+                end -= 1
         if end > n:
             yield chain[n : end + 1]
         n = end + 1
@@ -73,6 +75,8 @@ def _follows(program: Program, i: int, j: int, whole: bool) -> bool:
     row, before = program.rows[j], program.rows[i].bound.makes[0]
     k, kinds = row.bound.reads.index(before), program.values
     step = row.bound.operation.as_epilogue(k)
+    if row.bound.operation.casts_to and program.autocast:  # which may be another type there
+        return False
     if step is None or row.fetch[k] or row.store[0] or row.given[0] or row.derived or row.early is not None:
         return False
     others = [n for n in range(len(row.bound.reads)) if n != k]

@@ -9,9 +9,10 @@ from convgen.algebra.relations import Blocks
 from convgen.late import torch
 from convgen.operations.averaged import Averaged
 from convgen.operations.batch_norm import Centred, Coefficients
+from convgen.operations.evaluated_norm import EvaluatedNorm
 from convgen.operations.moments import Moments, Normalise
 from convgen.operations.pointwise import Pointwise, affine, bias
-from convgen.operations.running import PartStatistics, RunningMoments, RunningStatistics
+from convgen.operations.running import PartStatistics, RunningStatistics
 from convgen.spec.aten.reader import Reader, Tensor, knows, promoted, wide_of
 from convgen.spec.graph import Call
 from convgen.spec.graph_parts import Parts
@@ -26,26 +27,33 @@ def batch_norm(reader: Reader, call: Call) -> bool:
     y, *new = call.results
     if not training and mean is None:
         return False
-    of = averaged(x.shape, parts[0] if training and parts else ())
+    if not training:
+        if y is not None:
+            _evaluated(reader, x, [mean, variance], w, b, float(eps), y.name)  # type: ignore[arg-type]
+        return True
+    of = averaged(x.shape, parts[0] if parts else ())
     name = next(v.name for v in call.results if v is not None)
     reader.norm = name
     m = reader.made(f"{name}_moments", of.moments, wide_of(x))
-    if training:
-        reader.add(Moments(of), [x], [m.name])
-        if mean is not None and any(new):
-            found = m
-            if of.parts:
-                found = reader.made(f"{name}_statistics", (2, x.shape[1]), m.dtype)
-                reader.add(PartStatistics(of), [m], [found.name])
-            running = RunningStatistics(x.shape[1], float(momentum), bool(of.parts))  # type: ignore[arg-type]
-            makes = [v.name if v is not None else "" for v in new]
-            reader.add(running, [reader.of(mean), reader.of(variance), found], makes)
-    else:
-        reader.add(RunningMoments(of.extents), [reader.of(mean), reader.of(variance)], [m.name])
+    reader.add(Moments(of), [x], [m.name])
+    if mean is not None and any(new):
+        found = m
+        if of.parts:
+            found = reader.made(f"{name}_statistics", (2, x.shape[1]), m.dtype)
+            reader.add(PartStatistics(of), [m], [found.name])
+        running = RunningStatistics(x.shape[1], float(momentum), bool(of.parts))  # type: ignore[arg-type]
+        makes = [v.name if v is not None else "" for v in new]
+        reader.add(running, [reader.of(mean), reader.of(variance), found], makes)
     if y is not None:
         _by_channel(reader, of, x, m, w, b, float(eps), y.name)  # type: ignore[arg-type]
     reader.norm = ""
     return True
+
+
+def _evaluated(reader: Reader, x: Tensor, buffers: list[Any], w: Any, b: Any, eps: float, makes: str) -> None:
+    """x by what buffers hold."""
+    operation = EvaluatedNorm(x.shape, eps, w is not None, b is not None)
+    reader.add(operation, [x, *(reader.of(v) for v in (*buffers, w, b) if v is not None)], [makes])
 
 
 def averaged(shape: tuple[int, ...], given: Any) -> Averaged:
@@ -101,10 +109,7 @@ def group_norm(reader: Reader, call: Call) -> bool:
         _, w, b, mean, variance, own, _, eps, *_ = call.args
         size = 1
         if not own:
-            channels = averaged(x.shape, ())
-            m = reader.made(f"{y.name}_moments", channels.moments, wide_of(x))
-            reader.add(RunningMoments(channels.extents), [reader.of(mean), reader.of(variance)], [m.name])
-            _by_channel(reader, channels, x, m, w, b, float(eps), y.name)  # type: ignore[arg-type]
+            _evaluated(reader, x, [mean, variance], w, b, float(eps), y.name)  # type: ignore[arg-type]
             return True
     of = Averaged(x.shape, (0, 1), size)
     m = reader.made(f"{y.name}_moments", of.moments, wide_of(x))

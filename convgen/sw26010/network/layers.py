@@ -211,7 +211,7 @@ def _moments(operation: Any, way: int, at: Any, dtype: Dtype) -> MeshRow | None:
     back = OperationTask(ChannelMap(n, c, pixels, dtype, "normalise"), "normalisation")
 
     def compute(run: Run, x: Array) -> Made:
-        m = np.ascontiguousarray(run(there, x).T).astype(dtype).reshape(made)
+        m = np.ascontiguousarray(run(there, x.reshape(n, c, pixels)).T).astype(dtype).reshape(made)
         return (m,), (m, x)
 
     def gradients(run: Run, wanted: Sequence[bool], kept: Sequence[Array], dm: Array) -> tuple[Array, ...]:
@@ -224,7 +224,7 @@ def _spread(run: Run, task: OperationTask, dm: Array, m: Array, x: Array) -> Arr
     """dmean / n + 2 (x - mean) dM2."""
     (count, mean, _), (_, dmean, dm2) = (t.reshape(3, -1).astype(np.float64) for t in (m, dm))
     factors = np.stack([2 * dm2, mean, dmean / count], axis=1)
-    return run(task, x, factors).reshape(x.shape)
+    return run(task, x.reshape(_pixels(x.shape)), factors).reshape(x.shape)
 
 
 def _moments_gradient(operation: Any, way: int, at: Any, dtype: Dtype) -> MeshRow | None:
@@ -244,26 +244,64 @@ def _centred(operation: Any, way: int, at: Any, dtype: Dtype) -> MeshRow | None:
     shape, numbers = _inside(at, 0), _inside(at, 1)
     if len(shape) < 2 or not prod(shape) or not _one_a_channel(operation.of, numbers):
         return None
-    sizes = (*_pixels(shape), dtype)
-    there = OperationTask(ChannelMap(*sizes, "normalise"), "normalisation")
-    sums = OperationTask(ChannelSums(*sizes, "products"), "normalisation")
+    pixels = _pixels(shape)
+    there = OperationTask(ChannelMap(*pixels, dtype, "normalise"), "normalisation")
+    sums = OperationTask(ChannelSums(*pixels, dtype, "products"), "normalisation")
 
     def compute(run: Run, x: Array, p: Array) -> Made:
         mean, scale, shift = p.reshape(3, -1).astype(np.float64)
-        return (run(there, x, np.stack([scale, mean, shift], axis=1)).reshape(shape),), (x, p)
+        return (run(there, x.reshape(pixels), np.stack([scale, mean, shift], axis=1)).reshape(shape),), (x, p)
 
     def gradients(run: Run, wanted: Sequence[bool], kept: Sequence[Array], dy: Array) -> tuple[Array | None, ...]:
         x, p = kept
         mean, scale, _ = p.reshape(3, -1).astype(np.float64)
         zeros, dx, dp = np.zeros_like(mean), None, None
         if wanted[0]:
-            dx = run(there, dy, np.stack([scale, zeros, zeros], axis=1)).reshape(shape)
+            dx = run(there, dy.reshape(pixels), np.stack([scale, zeros, zeros], axis=1)).reshape(shape)
         if wanted[1]:
-            total, along = run(sums, dy, x, mean[:, None]).T
+            total, along = run(sums, dy.reshape(pixels), x.reshape(pixels), mean[:, None]).T
             dp = np.stack([-scale * total, along, total]).astype(dtype).reshape(numbers)
         return dx, dp
 
     return MeshRow((there,), ((there,), (sums,)), compute, gradients)
+
+
+def _evaluated(operation: Any, way: int, at: Any, dtype: Dtype) -> MeshRow | None:
+    """(x - mean) w / deviation + b of what buffers hold; backward dy w / deviation, and sums a channel for w and b."""
+    shape = _inside(at, 0)
+    if len(shape) < 2 or not prod(shape):
+        return None
+    pixels = _pixels(shape)
+    there = OperationTask(ChannelMap(*pixels, dtype, "normalise"), "normalisation")
+    sums = OperationTask(ChannelSums(*pixels, dtype, "products"), "normalisation")
+
+    def numbers(vectors: Sequence[Array]) -> tuple[Array, Array, Array, Array]:
+        mean, variance, *more = (v.reshape(-1).astype(np.float64) for v in vectors)
+        inverse = (variance + operation.eps) ** -0.5
+        scale = inverse * more[0] if operation.weight else inverse
+        return mean, inverse, scale, more[-1] if operation.bias else np.zeros_like(mean)
+
+    def compute(run: Run, x: Array, *vectors: Array) -> Made:
+        mean, _, scale, shift = numbers(vectors)
+        return (run(there, x.reshape(pixels), np.stack([scale, mean, shift], axis=1)).reshape(shape),), (x, *vectors)
+
+    def gradients(run: Run, wanted: Sequence[bool], kept: Sequence[Array], dy: Array) -> tuple[Array | None, ...]:
+        x, *vectors = kept
+        mean, inverse, scale, _ = numbers(vectors)
+        zeros, found = np.zeros_like(mean), list[Array | None]()
+        dx = (
+            run(there, dy.reshape(pixels), np.stack([scale, zeros, zeros], axis=1)).reshape(shape)
+            if wanted[0]
+            else None
+        )
+        for n, want in enumerate(wanted[3:], 1):
+            total, along = run(sums, dy.reshape(pixels), x.reshape(pixels), mean[:, None]).T if want else (zeros, zeros)
+            of_weight = operation.weight and n == 1
+            found.append((along * inverse if of_weight else total).astype(dtype) if want else None)
+        return dx, None, None, *found
+
+    vectors = operation.weight + operation.bias
+    return MeshRow((there,), ((there,), (), (), *((sums,),) * vectors), compute, gradients)
 
 
 def _local_response(operation: Any, way: int, at: Any, dtype: Dtype) -> MeshRow | None:
@@ -332,6 +370,7 @@ LAYERS: Mapping[str, Callable[[Any, int, Any, Dtype], MeshRow | None]] = {
     "Moments": _moments,
     "MomentsGradient": _moments_gradient,
     "Centred": _centred,
+    "EvaluatedNorm": _evaluated,
     "LocalResponseNorm": _local_response,
     "CrossEntropy": _cross_entropy,
 }

@@ -131,7 +131,7 @@ def _layers(row: Bound, described: Described, given: set[str], parameters: set[s
     if isinstance(operation, LocalResponseNorm):
         numbers = (operation.size, operation.alpha, operation.beta, operation.k)
         return [ResponseLayer(name, shapes[0][1], prod(shapes[0][2:]), *numbers)]
-    if kind == "Centred":
+    if kind in ("Centred", "EvaluatedNorm"):
         return [NormLayer(name, shapes[0][1], prod(shapes[0][2:]))]
     if kind in FREE or len(made) < 2:
         return []
