@@ -199,14 +199,27 @@ def maker_in(folder: Path) -> str:
 
 
 @contextmanager
-def one_attention(traffic: Traffic) -> Iterator[None]:
-    """Attention as one launch that reads its operands once."""
+def one_attention(record: Callable[[str, Counted], None]) -> Iterator[None]:
+    """Attention as one launch that reads its operands once, and one for its gradients."""
+
+    class Attend(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            ctx.save_for_backward(q, k, v)
+            made = q.new_empty((*q.shape[:-1], v.shape[-1]))
+            once = sum(map(size, (q, k, v, made)))
+            record("attention", Counted("products", 1, once, once))
+            return made
+
+        @staticmethod
+        def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, ...]:
+            made = tuple(t.new_empty(t.shape) for t in ctx.saved_tensors)
+            once = size(dy) * 2 + sum(map(size, (*ctx.saved_tensors, *made)))  # y, too
+            record("attention_backward", Counted("products", 1, once, once))
+            return made
 
     def attend(q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> Tensor:
-        made = q.new_empty((*q.shape[:-1], v.shape[-1]))
-        once = sum(map(size, (q, k, v, made)))
-        traffic.add("attention", Counted("products", 1, once, once))
-        return made
+        return Attend.apply(q, k, v)
 
     with patch.object(nn.functional, "scaled_dot_product_attention", attend):
         yield
@@ -228,7 +241,7 @@ def plain(module: nn.Module, shapes: Sequence[Sequence[int]], *, training: bool,
     xs = [x.to(memory_format=LAST[x.dim()]) if x.dim() in LAST else x for x in xs]
     xs = [x.requires_grad_(training) for x in xs]
     with nullcontext() if training else torch.no_grad(), Recorder(traffic, plain_maker):
-        with one_attention(traffic):
+        with one_attention(traffic.add):
             made = model(*xs)
         if training:
             loss_of(made).backward()
@@ -308,6 +321,7 @@ def on_no_device(package: Any, kernels: Kernels) -> Iterator[None]:
         shares = lambda self, ranks, dtype: (torch.empty(len(ranks), dtype=dtype, device="meta"), 2.0)  # noqa: E731
         put(runtime.Stand, "shares", shares)
         put(runtime, "own_memory", tuple)  # which compares addresses
+        put(runtime.Attention, "has_vjp", lambda *_: False)  # as on a GPU
         yield
 
 
@@ -331,7 +345,11 @@ def packaged(package: Any, folder: Path, *, training: bool) -> Traffic:
             if training:
                 loss_of(made).backward()
 
-    with on_no_device(package, kernels):
+    def of_first(name: str, one: Counted) -> None:
+        if kernels.recorder is not None and kernels.recorder.thread == threading.get_ident():
+            traffic.add(name, one)
+
+    with on_no_device(package, kernels), one_attention(of_first):
         World(ranks).run(step)
     return traffic
 

@@ -114,6 +114,20 @@ def of(forward: Any, **parts: nn.Module) -> nn.Module:
     return module
 
 
+def test_products_with_one_are_none() -> None:
+    """But for those that change the type, and quotients that are rounded."""
+
+    def forward(self: nn.Module, x: Tensor) -> dict[str, Tensor]:
+        whole = torch.div(x, 1, rounding_mode="floor")
+        return {"same": x / 1.0 * 1, "one": 1 / x, "two": x * 2, "float": x.long() / 1, "whole": whole}
+
+    x = torch.randn(3, 4)
+    graph, tensors = graph_of(of(forward), (x,))
+    ops = sorted(c.op for c in graph.calls)
+    assert ops == ["_to_copy", "div.Tensor", "div.Tensor_mode", "mul.Tensor", "reciprocal"]
+    agree(of(forward), graph, tensors, {"x": x})
+
+
 @pytest.mark.parametrize(
     "forward",
     [

@@ -235,7 +235,7 @@ class Walk:
         if base == "detach":
             return None if args[0].name in self.smooth else args[0].name
         same = base in IDENTITIES or (base in SAME_SHAPE and self.shape(node.args[0]) == shape)
-        return args[0].name if same else None
+        return args[0].name if same or _is_by_one(base, args) else None
 
     def check_squeezed(self, node: Any, dims: Arg) -> None:
         shape = self.shape(node.args[0])
@@ -334,6 +334,11 @@ def _is_number(value: Any) -> bool:
     import torch
 
     return isinstance(value, (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def _is_by_one(base: str, args: tuple[Arg, ...]) -> bool:
+    """Whether it is a product with 1, or a quotient by it."""
+    return base in ("mul", "div") and len(args) == 2 and type(args[1]) in (int, float) and args[1] == 1
 
 
 def _alike(source: Any, made: Any) -> bool:
