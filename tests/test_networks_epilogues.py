@@ -133,7 +133,7 @@ def test_a_block_is_two_launches(tmp_path: Path) -> None:
     """In evaluation: one a convolution; without epilogues ATen goes over its result three times more, and four."""
     one = compiled(Block().eval(), 2, 8, 6, 5, N=2)
     apart = replace(one, program=one.plain, other=one.other)
-    assert [op.name for op in fused(one)] == ["conv_forward_centred_relu", "conv_forward_centred_add_relu"]
+    assert [op.name for op in fused(one)] == ["conv_forward_evaluated_norm_relu", "conv_forward_evaluated_norm_add_relu"]
     assert fused(apart)  # the plain program has them as well
 
     class Counted(TorchDispatchMode):
@@ -174,7 +174,7 @@ def test_a_block_is_two_launches(tmp_path: Path) -> None:
 def test_text_price_and_memory_are_those_of_what_runs() -> None:
     one = compiled(Block().eval(), 4, 8, 6, 5, N=2)
     text = show(one.program)
-    assert "= conv_forward_centred_add_relu %" in text and " relu %" not in text
+    assert "= conv_forward_evaluated_norm_add_relu %" in text and " relu %" not in text
     graph, _ = graph_of(Block().eval(), (torch.randn(4, 8, 6, 5),))
     graph = with_dtype(graph, "float32")
     again = compile_text(graph, read_text(text, "block.txt"), target=SM_90)
