@@ -321,7 +321,8 @@ def on_no_device(package: Any, kernels: Kernels) -> Iterator[None]:
         shares = lambda self, ranks, dtype: (torch.empty(len(ranks), dtype=dtype, device="meta"), 2.0)  # noqa: E731
         put(runtime.Stand, "shares", shares)
         put(runtime, "own_memory", tuple)  # which compares addresses
-        put(runtime.Attention, "has_vjp", lambda *_: False)  # as on a GPU
+        if hasattr(runtime, "Attention"):
+            put(runtime.Attention, "has_vjp", lambda *_: False)  # as on a GPU
         yield
 
 

@@ -67,6 +67,17 @@ def test_a_step_moves_less_than_plain_torch(bench: Any, statistics: str, most: f
     names = ("relu", "threshold_backward", "native_batch_norm", "native_batch_norm_backward", "batch_norm_update_stats")
     assert not any(name in ours.calls for name in names)
     assert sum(ours.formats.values()) <= 1  # of the loss's gradient
+    if statistics == "local":  # with what packs and adds messages, which plain torch doesn't send
+        assert ours.launches <= plain.launches
+
+
+def test_inference_is_a_launch_a_convolution(bench: Any) -> None:
+    """Norms, sums and activations are their kernels'."""
+    shape = (8, 64, 28, 28)
+    ours = bench.compiled(Bottlenecks(), [shape], {"N": 2}, "global", "bfloat16", training=False)
+    plain = bench.plain(Bottlenecks(), [(4, *shape[1:])], training=False, dtype=torch.bfloat16)
+    assert ours.launches <= sum(isinstance(m, nn.Conv2d) for m in Bottlenecks().modules()) + 1
+    assert ours.moved <= 0.41 * plain.moved and not ours.formats
 
 
 class Decoder(nn.Module):
