@@ -133,7 +133,10 @@ def test_a_block_is_two_launches(tmp_path: Path) -> None:
     """In evaluation: one a convolution; without epilogues ATen goes over its result three times more, and four."""
     one = compiled(Block().eval(), 2, 8, 6, 5, N=2)
     apart = replace(one, program=one.plain, other=one.other)
-    assert [op.name for op in fused(one)] == ["conv_forward_evaluated_norm_relu", "conv_forward_evaluated_norm_add_relu"]
+    assert [op.name for op in fused(one)] == [
+        "conv_forward_evaluated_norm_relu",
+        "conv_forward_evaluated_norm_add_relu",
+    ]
     assert fused(apart)  # the plain program has them as well
 
     class Counted(TorchDispatchMode):
