@@ -54,8 +54,10 @@ def run(
     module.sums(x, mean, variance, w, b, EPS, None, dy, None, by_channel, group=size, of_groups=of_groups)
     count = x.numel() // mean.numel()
     module.dx(x, mean, variance, w, b, EPS, dy, bool(name), of_groups, count, False, dx, size)
+    more = torch.empty_like(dx)
+    module.dx(x, mean, variance, w, b, EPS, dy, bool(name), of_groups, count, False, more, size, x)
     dw, db = by_channel.sum(0)
-    return {"y": y, "dw": dw, "db": db, "dx": dx}
+    return {"y": y, "dw": dw, "db": db, "dx": dx, "dx and x": more}
 
 
 def oracle(name: str, x: Tensor, w: Any, b: Any, dy: Tensor, size: int) -> dict[str, Tensor]:
@@ -66,7 +68,7 @@ def oracle(name: str, x: Tensor, w: Any, b: Any, dy: Tensor, size: int) -> dict[
     y = nn.functional.group_norm(x, x.shape[1] // size, w, b, EPS)
     y = ACTIVATIONS[name](y) if name else y
     y.backward(dy)
-    return {"y": y.detach(), "dw": w.grad, "db": b.grad, "dx": x.grad}
+    return {"y": y.detach(), "dw": w.grad, "db": b.grad, "dx": x.grad, "dx and x": x.grad + x.detach()}
 
 
 def drawn(rng: random.Random, dtype: torch.dtype) -> tuple[Any, ...]:
@@ -257,3 +259,17 @@ def test_convolutions_make_moments_of_sums_and_halos(grid: dict[str, int], dtype
     assert {file.rim for file in one.kernels if file.moments} == ({"x"} if "H" in grid else {""} if making else set())
     report = check_network(one, tensors, interpret=True)
     assert report.ok, report_text(report)
+
+
+@pytest.mark.parametrize("grid", [{"N": 2}, {"H": 2}])
+def test_dx_is_added_to_what_skips_the_norm(
+    grid: dict[str, int], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a value that a norm and a sum behind it read, its gradients are added by the norm's kernel."""
+    graph, tensors = graph_of(Residual(), (torch.randn(2, 16, 16, 16),), name="residual")
+    one = compile_network(with_dtype(graph, "bfloat16"), Grid(tuple(grid.items())), target=SM_90)
+    with loaded(one, tensors, tmp_path) as package:
+        found: list[Launch] = []
+        step_on_no_device(package, monkeypatch, launched=found)
+    added = Counter(one.constants["ADD"] for one in found if one.name == "norm_dx")
+    assert added == {True: 2 * 2, False: 2}  # of three norms on two ranks: the first and one of the two of one value

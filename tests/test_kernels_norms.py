@@ -56,7 +56,9 @@ def run(
     count = x.numel() // x.shape[1]
     given, masked = (dy, name == "relu") if g is None else (g, False)
     module.dx(x, mean, variance, w, b, EPS, given, masked, sums, count, True, dx)
-    found = {"y": y, "dw": sums[1], "db": sums[2], "dx": dx}
+    more = torch.empty_like(dx)
+    module.dx(x, mean, variance, w, b, EPS, given, masked, sums, count, True, more, before=x)
+    found = {"y": y, "dw": sums[1], "db": sums[2], "dx": dx, "dx and x": more}
     return found if g is None else found | {"dother": g}
 
 
@@ -72,7 +74,7 @@ def oracle(name: str, x: Tensor, w: Any, b: Any, other: Any, dy: Tensor) -> dict
         y = y + other
     y = torch.relu(y) if name != "alone" else y
     y.backward(dy)
-    found = {"y": y.detach(), "dw": w.grad, "db": b.grad, "dx": x.grad}
+    found = {"y": y.detach(), "dw": w.grad, "db": b.grad, "dx": x.grad, "dx and x": x.grad + x.detach()}
     return found if other is None else found | {"dother": other.grad}
 
 
@@ -216,10 +218,8 @@ class Drawn(nn.Module):
     def __init__(self, rng: random.Random) -> None:
         super().__init__()
         self.channels = c = 8 * rng.randint(1, 2)
-        self.kinds = [
-            rng.choice(("relu", "add relu", "both", "add", "in place relu", "relu6", "norm first", "silu", "add silu"))
-            for _ in range(3)
-        ]
+        kinds = "relu, add relu, both, add, in place relu, relu6, norm first, silu, add silu, before".split(", ")
+        self.kinds = [rng.choice(kinds) for _ in range(3)]
         self.convs = nn.ModuleList(nn.Conv2d(c, c, rng.choice((1, 3)), padding="same", bias=False) for _ in range(6))
         self.norms = nn.ModuleList(nn.BatchNorm2d(c, affine=rng.random() < 0.8) for _ in range(6))
 
@@ -233,6 +233,9 @@ class Drawn(nn.Module):
         for kind in self.kinds:
             if kind == "both":
                 x = torch.relu(normed(x) + normed(x))
+            elif kind == "before":
+                conv, norm = next(layers)
+                x = x + conv(torch.relu(norm(x)))
             elif kind == "norm first":
                 y = normed(x)
                 x = torch.relu(y) + 0.5 * y

@@ -71,6 +71,7 @@ class Actions:
         none: tuple[Any, ...] = {}, {}, set()
         at_once, joints, by_tiles = norms_at_once(steps, self.stands, place) if self.programs is None else none
         self.joints |= joints
+        # By kind and key; what adds another gradient to its own is of kind `vjp_sum`, or `forward_sum`.
         self.of_norms = {key: step for n in norms for key, step in n.steps().items()} | at_once
         self.in_place = {key for n in norms for key in n.in_place()}  # of these, what renews buffers itself
         self.keep = {key for n in norms for key in (n.norm.coefficients, n.norm.centred, *n.behind)}
@@ -114,7 +115,7 @@ class Actions:
             over: whether nobody else has what it reads first, so that it may be written over.
         """
         found = self.of_norms.get((line.kind, line.key))
-        if found is not None and line.kind == "vjp":
+        if found is not None and line.kind in ("vjp", "vjp_sum"):
             return _with(found, needed, len(line.makes))
         if found is not None:
             return _one(found) if line.key in self.keep and len(line.makes) == 1 else found

@@ -29,7 +29,7 @@ from convgen.operations.group_norms import Behind, is_by_group, rows_behind
 from .conversions import named
 from .listing import Line, Steps
 from .mesh import Place
-from .norm_kernels import last_channels
+from .norm_kernels import beside, last_channels
 from .norms import NormAtOnce, Step, is_whole, left
 from .rows import Stand
 from .travel import RowHere
@@ -84,6 +84,9 @@ class GroupNorm:
         }
         if self.joint:
             found["store", self.moments.label] = self._merge
+            found["forward_sum", f"{self.moments.label}.dx"] = self._dx
+        else:
+            found["vjp_sum", self.y.label] = self._back_sum
         if self.behind.activation is not None:
             rows.append(self.behind.activation[0].key)
         counts = [len(letters) for _, letters in self.behind.vectors] + [0]
@@ -173,29 +176,36 @@ class GroupNorm:
 
         return vjp
 
-    def _back(self, kept: Any, dy: Any, needed: Sequence[bool]) -> tuple[Any, Any]:
+    def _back_sum(self, kept: Any, dy: Any, before: Tensor | None, needed: Sequence[bool]) -> tuple[Any, Any]:
+        return self._back(kept, dy, needed, before)
+
+    def _back(self, kept: Any, dy: Any, needed: Sequence[bool], before: Tensor | None = None) -> tuple[Any, Any]:
         back = dy if isinstance(dy, BackThrough) else self._summed(kept, dy)
         if self.joint:
             return None, back.groups
         x, mean = back.kept[:2]
         count = x.numel() // max(1, mean.numel())
-        return (self._through(back, back.groups, count) if needed[0] else None), None
+        return (self._through(back, back.groups, count, before) if needed[0] else None), None
 
-    def _through(self, back: BackThrough, groups: Tensor, total: int) -> Tensor:
+    def _through(self, back: BackThrough, groups: Tensor, total: int, before: Tensor | None) -> Tensor:
         x, mean, variance = back.kept[:3]
         dx = torch.empty_like(x)
+        if before is not None and before.dtype != dx.dtype:
+            return self._through(back, groups, total, None) + before
         if x.numel() and not ASKED.types:
             given = (x, mean, variance, *self._named(back.kept), self.eps, back.dy, bool(self.behind.chain))
-            self.module.dx(*given, groups[1:].contiguous(), total, False, dx, self.of.size)
+            self.module.dx(*given, groups[1:].contiguous(), total, False, dx, self.of.size, beside(before))
         return dx
 
-    def _dx(self, dm: Any, numbers: Any, x: Tensor, kept: Any = None, dy: Any = None) -> Tensor | None:
+    def _dx(
+        self, dm: Any, numbers: Any, x: Tensor, kept: Any = None, dy: Any = None, before: Tensor | None = None
+    ) -> Tensor | None:
         """The gradient of x, through y and through moments of several ranks."""
         if not self.joint or dm is None:
-            return None
+            return before
         back = dy if isinstance(dy, BackThrough) else BackThrough(kept, last_channels(dy), dm, ())
         _, total = self._shares(dm.dtype) if dm.numel() else (None, 1)
-        return self._through(back, dm, int(total))
+        return self._through(back, dm, int(total), before)
 
 
 def norms_at_once(

@@ -96,6 +96,10 @@ class NormByKernels(NormHere):
 
     def steps(self) -> dict[tuple[str, str], Step]:
         found = super().steps()
+        if not self.is_joint:
+            found["vjp_sum", self.norm.centred] = self._sums_and
+        elif self.training:
+            found["forward_sum", f"{self.norm.moments}.dx"] = self._dx
         for n, key in enumerate(self.behind):
             last = n == len(self.behind) - 1
             if not last and self.casts[n]:
@@ -206,31 +210,40 @@ class NormByKernels(NormHere):
         found[1 - self.places[0]] = back.dy.to(kept[0])
         return tuple(found)
 
-    def _sums(self, kept: Sequence[Any], dy: Any, needed: Sequence[bool]) -> tuple[Any, Any]:
+    def _sums_and(self, kept: Sequence[Any], dy: Any, before: Tensor | None, needed: Sequence[bool]) -> tuple[Any, Any]:
+        return self._sums(kept, dy, needed, before)
+
+    def _sums(
+        self, kept: Sequence[Any], dy: Any, needed: Sequence[bool], before: Tensor | None = None
+    ) -> tuple[Any, Any]:
         back = dy if isinstance(dy, Summed) else self._summed(kept, dy, None, False)
         if self.is_joint:
-            dx = None if self.training or not needed[0] else self._through(kept, back, back.sums, 1)
+            dx = None if self.training or not needed[0] else self._through(kept, back, back.sums, 1, before)
             return dx, back.sums
         operation: Any = self.moments.operation
         count = kept[0].numel() // max(1, kept[0].shape[1])
         assert self.of_parts or not self.training or count == operation.of.count or not count
-        dx = self._through(kept, back, back.sums, count) if needed[0] else None
+        dx = self._through(kept, back, back.sums, count, before) if needed[0] else None
         return dx, back.vectors
 
-    def _through(self, kept: Sequence[Any], back: Summed, sums: Tensor, total: int) -> Tensor:
+    def _through(self, kept: Sequence[Any], back: Summed, sums: Tensor, total: int, before: Tensor | None) -> Tensor:
         x, w, b, mean, variance = kept
         dx = torch.empty_like(x)
+        if before is not None and before.dtype != dx.dtype:
+            return self._through(kept, back, sums, total, None) + before
         if x.numel() and not ASKED.types:
             given = (x, mean, variance, w, b, self.eps, back.dy, back.masked)
-            self.module.dx(*given, sums.contiguous(), total, self.training, dx)
+            self.module.dx(*given, sums.contiguous(), total, self.training, dx, before=beside(before))
         return dx
 
-    def _dx(self, dm: Any, statistics: Any, x: Tensor, kept: Any = None, dy: Any = None) -> Tensor | None:
+    def _dx(
+        self, dm: Any, statistics: Any, x: Tensor, kept: Any = None, dy: Any = None, before: Tensor | None = None
+    ) -> Tensor | None:
         if not self.is_joint or dm is None:
-            return None
+            return before
         _, total = self._shares(kept[3].dtype)
         back = dy if isinstance(dy, Summed) else Summed(last_channels(dy), False, dm, (dm[1], dm[2]))
-        return self._through(kept, back, dm, int(total))
+        return self._through(kept, back, dm, int(total), before)
 
 
 def _cast(handed: Handed) -> tuple[Handed, Any]:
@@ -244,6 +257,11 @@ def _cast_back(kept: Any, back: Summed, needed: Sequence[bool]) -> tuple[Any, ..
 
 def last_channels(tensor: Tensor) -> Tensor:
     return tensor.detach().contiguous(memory_format=CHANNELS_LAST[tensor.dim()])
+
+
+def beside(before: Tensor | None) -> Tensor | None:
+    """Another gradient, as kernels of norms read it."""
+    return None if before is None else last_channels(before)
 
 
 def steps_made(steps: Steps, key: str) -> str:

@@ -60,7 +60,9 @@ def with_sums(wanted: Sequence[Chosen], actions: Actions, stays: Collection[str]
 
 def _may_add(line: Line, actions: Actions) -> bool:
     """Whether a step of backward can add something to what it makes first."""
-    if line.kind not in ("vjp", "forward") or line.again or (line.kind, line.key) in actions.of_norms:
+    if line.kind not in ("vjp", "forward") or line.again:
         return False
+    if (line.kind, line.key) in actions.of_norms:
+        return (f"{line.kind}_sum", line.key) in actions.of_norms
     stand = actions.stands.get(line.key)
     return bool(MASKED or ANY_EXTENTS) and stand is not None and stand.operation.may_add(line.kind == "vjp")
