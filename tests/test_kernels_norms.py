@@ -218,7 +218,18 @@ class Drawn(nn.Module):
     def __init__(self, rng: random.Random) -> None:
         super().__init__()
         self.channels = c = 8 * rng.randint(1, 2)
-        kinds = ["relu", "add relu", "both", "add", "in place relu", "relu6", "norm first", "silu", "add silu", "before"]
+        kinds = [
+            "relu",
+            "add relu",
+            "both",
+            "add",
+            "in place relu",
+            "relu6",
+            "norm first",
+            "silu",
+            "add silu",
+            "before",
+        ]
         self.kinds = [rng.choice(kinds) for _ in range(3)]
         self.convs = nn.ModuleList(nn.Conv2d(c, c, rng.choice((1, 3)), padding="same", bias=False) for _ in range(6))
         self.norms = nn.ModuleList(nn.BatchNorm2d(c, affine=rng.random() < 0.8) for _ in range(6))
