@@ -87,8 +87,8 @@ fuzz: $(VENV)/.installed
 
 # But what wants a GPU, an argument, another package, a folder or hours, and what others import.
 NO_STUDIES := $(wildcard bench/kernel*.py) $(addsuffix .py,$(addprefix bench/,accuracy calibrated fake_device first_hour fuzz_files \
-  lines network_step networks_distconv networks_gpu networks_jax networks_jax_step options overlap_could overlap_ranks \
-  pinned plans replay rows tuned_training tuner_trust))
+  lines network_step networks_distconv networks_gpu networks_jax networks_jax_step one_rank options overlap_could \
+  overlap_ranks pinned plans prologues replay rows step_traffic tuned_training tuner_trust))
 bench: $(VENV)/.installed
 	@for script in $(filter-out $(NO_STUDIES),$(wildcard bench/*.py)); do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 	@for study in seconds ranks roles stages; do echo "== bench/plans.py $$study"; $(BIN)/python bench/plans.py $$study || exit 1; done
