@@ -318,11 +318,13 @@ algorithm: sample
 
 # The command, which measures three candidates, and then waits for its end.
 UNTIL = """
+import signal
 import time
 from functools import partial
 from convgen.commands import main as cli
 from convgen.tune import tuner
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which who is started in the background doesn't have
 append, left = tuner.append, iter((2, 1, 0))
 
 def held(*given):
