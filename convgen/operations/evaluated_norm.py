@@ -95,7 +95,8 @@ class EvaluatedNorm(Operation):
         (dy,), (x, mean, variance, w, of_b) = dys, kept
         wide = None if w is None else w.to(mean.dtype)
         if x is None or not dy.numel():
-            scale = torch.rsqrt(variance + self.eps) if wide is None else torch.rsqrt(variance + self.eps) * wide
+            scale = torch.rsqrt(variance + self.eps)
+            scale = scale if wide is None else scale * wide
             dx = (dy.to(scale.dtype) * scale.view(-1, *[1] * (dy.dim() - 2))).to(dy.dtype) if wanted[0] else None
             vectors = torch.zeros_like(mean), torch.zeros_like(mean)
         else:

@@ -108,8 +108,9 @@ class Fused(Operation):
         if not isinstance(first.operation, Convolution) or first.operation.phase != "forward":
             return None
         steps = [part.operation.as_epilogue(part.sources.index(MADE)) for part in others]
-        kept = [step for step, part in zip(steps, others, strict=True) if not part.operation.casts_to]
-        return tuple(step for step in kept if step) if all(steps) else None
+        if not all(steps):
+            return None
+        return tuple(s for s, part in zip(steps, others, strict=True) if s and not part.operation.casts_to)
 
     @cached_property
     def mask(self) -> Epilogue | None:

@@ -81,15 +81,20 @@ Flow = Local | Moved | Start | Wait
 
 def forward(program: Program) -> Iterator[Flow]:
     """The forward pass, in order. What reads sums that travel in a bucket stands behind all else."""
-    late = reading(program)
+    late = _reading(program)
     yield from _in_buckets(_rows(program, 0, len(program.rows), late), program.forward_buckets)
     for i in sorted(late):
         yield from _row(program.rows[i], i, rides=False)
 
 
-def reading(program: Program) -> set[int]:
+def _packed(program: Program) -> set[str]:
+    """Values that travel in forward's buckets, whose sums are called as they are."""
+    return {step for bucket in program.forward_buckets for step in bucket.steps}
+
+
+def _reading(program: Program) -> set[int]:
     """Numbers of rows that read what forward's buckets bring."""
-    there = {step for bucket in program.forward_buckets for step in bucket.steps}  # called as what they are sums of
+    there = _packed(program)
     return {i for i, row in enumerate(program.rows) if not there.isdisjoint(row.bound.reads)} if there else set()
 
 
@@ -188,7 +193,7 @@ def backward(program: Program, *, of_inputs: bool = False) -> Iterator[Flow]:
 def _backward(program: Program, of_inputs: bool) -> Iterator[Flow]:
     wanted = program.differentiable(of_inputs=of_inputs)
     again = {s.stop - 1: s for s in program.again}
-    once = reading(program) | _summing(program) if again else set[int]()
+    once = _reading(program) | _summing(program) if again else set[int]()
     behind: dict[int, list[Flow]] = {}  # by row, what is waited for behind its gradients
     for i, row in reversed([*enumerate(program.rows)]):
         if i in again:
@@ -201,7 +206,7 @@ def _backward(program: Program, of_inputs: bool) -> Iterator[Flow]:
 
 def _summing(program: Program) -> set[int]:
     """Numbers of rows whose results travel in forward's buckets."""
-    there = {step for bucket in program.forward_buckets for step in bucket.steps}
+    there = _packed(program)
     return {i for i, row in enumerate(program.rows) if label(row) in there}
 
 

@@ -326,17 +326,15 @@ class Forward:
         self.flying[start.name] = handle, start
 
     def _wait_bucket(self, wait: flow.Wait, handle: str, start: flow.Start) -> None:
-        if not start.moved[0].is_of_gradient:
-            self.is_behind = True
-            made = [self._slot(self._result(m.row, None, m.chain[1])) for m in start.moved]
-            self._add("wait_bucket", wait.name, made, [handle], 0, wait)
-            for m, slot in zip(start.moved, made, strict=True):
-                self._made(m.row, None, m.chain[1], slot, is_last=True)
-            return
-        made = [self._slot(m.step) for m in start.moved]
+        of_gradients = start.moved[0].is_of_gradient
+        self.is_behind = not of_gradients
+        made = [self._slot(m.step) for m in start.moved]  # a forward's sum is called as its result
         self._add("wait_bucket", wait.name, made, [handle], 0, wait)
         for m, slot in zip(start.moved, made, strict=True):
-            self._into(m.value, slot, 0)
+            if of_gradients:
+                self._into(m.value, slot, 0)
+            else:
+                self._made(m.row, None, m.chain[1], slot, is_last=True)
 
     def _piece(self, local: flow.Local, i: int, d: int | None, operands: list[str], kept: list[str]) -> None:
         key, placed = self._key(i, d), local.placed

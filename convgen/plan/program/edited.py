@@ -255,8 +255,8 @@ def _rows(text: ProgramText, rows: Sequence[Bound]) -> tuple[list[_Said], dict[G
     makes = {start.partition(" = ")[0]: i for i, start in enumerate(heads)}
     at, last = 0, ""  # the next row, and how the line of the last begins
     for number, line in text.sections[FORWARD]:
-        group = _group(line, rows, makes.get(line.partition(" = ")[0], -1), at)
         i = makes.get(line.partition(" = ")[0], -1)
+        group = _group(line, rows, i, at)
         if last and _begins(line, last):
             found[at - 1].parts.extend(_said(text, number, line, line.removeprefix(last)).parts)
         elif i in late and i not in found and _begins(line, heads[i]):

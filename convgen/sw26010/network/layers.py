@@ -223,8 +223,18 @@ def _moments(operation: Any, way: int, at: Any, dtype: Dtype) -> MeshRow | None:
 def _spread(run: Run, task: OperationTask, dm: Array, m: Array, x: Array) -> Array:
     """dmean / n + 2 (x - mean) dM2."""
     (count, mean, _), (_, dmean, dm2) = (t.reshape(3, -1).astype(np.float64) for t in (m, dm))
-    factors = np.stack([2 * dm2, mean, dmean / count], axis=1)
-    return run(task, x.reshape(_pixels(x.shape)), factors).reshape(x.shape)
+    return _mapped(run, task, x, 2 * dm2, mean, dmean / count)
+
+
+def _mapped(run: Run, task: OperationTask, x: Array, scale: Array, mean: Array, shift: Array) -> Array:
+    """(x - mean) * scale + shift, of a number of each a channel."""
+    return run(task, x.reshape(_pixels(x.shape)), np.stack([scale, mean, shift], axis=1)).reshape(x.shape)
+
+
+def _sums_by_channel(run: Run, task: OperationTask, dy: Array, x: Array, mean: Array) -> Array:
+    """Of dy, and of dy (x - mean)."""
+    pixels = _pixels(x.shape)
+    return run(task, dy.reshape(pixels), x.reshape(pixels), mean[:, None]).T
 
 
 def _moments_gradient(operation: Any, way: int, at: Any, dtype: Dtype) -> MeshRow | None:
@@ -250,16 +260,16 @@ def _centred(operation: Any, way: int, at: Any, dtype: Dtype) -> MeshRow | None:
 
     def compute(run: Run, x: Array, p: Array) -> Made:
         mean, scale, shift = p.reshape(3, -1).astype(np.float64)
-        return (run(there, x.reshape(pixels), np.stack([scale, mean, shift], axis=1)).reshape(shape),), (x, p)
+        return (_mapped(run, there, x, scale, mean, shift),), (x, p)
 
     def gradients(run: Run, wanted: Sequence[bool], kept: Sequence[Array], dy: Array) -> tuple[Array | None, ...]:
         x, p = kept
         mean, scale, _ = p.reshape(3, -1).astype(np.float64)
         zeros, dx, dp = np.zeros_like(mean), None, None
         if wanted[0]:
-            dx = run(there, dy.reshape(pixels), np.stack([scale, zeros, zeros], axis=1)).reshape(shape)
+            dx = _mapped(run, there, dy, scale, zeros, zeros)
         if wanted[1]:
-            total, along = run(sums, dy.reshape(pixels), x.reshape(pixels), mean[:, None]).T
+            total, along = _sums_by_channel(run, sums, dy, x, mean)
             dp = np.stack([-scale * total, along, total]).astype(dtype).reshape(numbers)
         return dx, dp
 
@@ -283,19 +293,15 @@ def _evaluated(operation: Any, way: int, at: Any, dtype: Dtype) -> MeshRow | Non
 
     def compute(run: Run, x: Array, *vectors: Array) -> Made:
         mean, _, scale, shift = numbers(vectors)
-        return (run(there, x.reshape(pixels), np.stack([scale, mean, shift], axis=1)).reshape(shape),), (x, *vectors)
+        return (_mapped(run, there, x, scale, mean, shift),), (x, *vectors)
 
     def gradients(run: Run, wanted: Sequence[bool], kept: Sequence[Array], dy: Array) -> tuple[Array | None, ...]:
         x, *vectors = kept
         mean, inverse, scale, _ = numbers(vectors)
         zeros, found = np.zeros_like(mean), list[Array | None]()
-        dx = (
-            run(there, dy.reshape(pixels), np.stack([scale, zeros, zeros], axis=1)).reshape(shape)
-            if wanted[0]
-            else None
-        )
+        dx = _mapped(run, there, dy, scale, zeros, zeros) if wanted[0] else None
         for n, want in enumerate(wanted[3:], 1):
-            total, along = run(sums, dy.reshape(pixels), x.reshape(pixels), mean[:, None]).T if want else (zeros, zeros)
+            total, along = _sums_by_channel(run, sums, dy, x, mean) if want else (zeros, zeros)
             of_weight = operation.weight and n == 1
             found.append((along * inverse if of_weight else total).astype(dtype) if want else None)
         return dx, None, None, *found
