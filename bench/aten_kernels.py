@@ -17,6 +17,7 @@ aten/src/ATen/native; where a library computes (cuDNN), the operands once.
 | its gradient | sums; numbers a channel; dx; dw and db | x and dy twice, dx | cuda/group_norm_kernel.cu |
 | layer norm | 1: rows stay in registers or L1 | x, y | cuda/layer_norm_kernel.cu |
 | its gradient | dx; dw and db | x and dy twice, dx | cuda/layer_norm_kernel.cu |
+| _foreach_copy_ | 1 for 64 tensors or 320 pieces of 65,536 elements | each | cuda/MultiTensorApply.cuh |
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from math import prod
 from typing import Any
 
 from torch import Tensor
+
+FOREACH_TENSORS, FOREACH_PIECES, FOREACH_PIECE = 64, 320, 65536  # of a launch with two lists; elements of a piece
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,12 @@ def _norm_backward(launches: int) -> Callable[[Sequence[Any], Sequence[Any]], Co
     return counted
 
 
+def _foreach_copy(args: Sequence[Any], made: Sequence[Any]) -> Counted:
+    pieces = sum(-(-t.numel() // FOREACH_PIECE) for t in made)
+    launches = max(-(-len(made) // FOREACH_TENSORS), -(-pieces // FOREACH_PIECES))
+    return Counted("copies", launches, sum(map(size, (*args[1], *made))), 0)
+
+
 TABLE: dict[str, Callable[[Sequence[Any], Sequence[Any]], Counted]] = {
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,
@@ -127,9 +136,10 @@ TABLE: dict[str, Callable[[Sequence[Any], Sequence[Any]], Counted]] = {
     "native_group_norm_backward": _norm_backward(4),
     "native_layer_norm": _norm(1, 1),
     "native_layer_norm_backward": _norm_backward(2),
+    "_foreach_copy_": _foreach_copy,
 }
 NOTHING = frozenset(("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "detach", "resize_"))
-COPIES = frozenset(("clone", "copy_", "_to_copy", "cat", "contiguous"))
+COPIES = frozenset(("clone", "copy_", "_to_copy", "cat", "contiguous", "_foreach_copy_"))
 PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm", "attention"))
 POOLING = ("max_pool", "avg_pool", "upsample", "_adaptive_avg_pool")
 

@@ -49,7 +49,7 @@ KINDS = (
     "convolutions", "norms", "elementwise", "pooling", "copies", "reductions", "products", "other kernels", "messages",
 )  # fmt: skip
 ADDS = ("add_pieces", "add_doubles")  # kernels of what ranks have sent
-MESSAGES = ("Actions._start_bucket", "Actions._wait_bucket", "Packing.", "begin", "gathered")
+MESSAGES = ("Bucket.", "come", "Packing.", "begin", "gathered")
 LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -111,7 +111,8 @@ class Recorder(TorchDispatchMode):
             if last is not None:
                 lying = [torch.empty_like(t, memory_format=last) for t in (made if isinstance(made, tuple) else [made])]
                 made = tuple(lying) if isinstance(made, tuple) else lying[0]
-        several: list[Any] = [*made] if isinstance(made, (tuple, list)) else [made]
+        given_back = args[0] if name == "_foreach_copy_" else made
+        several: list[Any] = [*given_back] if isinstance(given_back, (tuple, list)) else [given_back]
         given = list(tensors([*args, *named.values()]))
         held = {t.untyped_storage()._cdata for t in given}
         fresh = any(isinstance(t, Tensor) and t.untyped_storage()._cdata not in held for t in several)
@@ -138,7 +139,7 @@ class Recorder(TorchDispatchMode):
         elif name == "convolution_backward":
             self._brought(args[:3], args[1])
         if name in COPIES:
-            self.traffic.copies[self.maker()] += 2 * size(made[0])
+            self.traffic.copies[self.maker()] += 2 * sum(map(size, made))
         source = args[1] if name == "copy_" else args[0] if name in ("clone", "_to_copy") else None
         packs = self.maker().startswith(MESSAGES)
         if isinstance(source, Tensor) and changes_format(source, made[0]) and not packs:
@@ -327,7 +328,7 @@ def on_no_device(package: Any, kernels: Kernels) -> Iterator[None]:
 
 
 def packaged(package: Any, folder: Path, *, training: bool) -> Traffic:
-    """Of the first rank of a package."""
+    """Of the first rank of a package, in its second step: in the first one tables are made, and sizes are learnt."""
     traffic, kernels, ranks = Traffic(), Kernels(), prod(package.NET.grid.values())
 
     def step(end: Any) -> None:
@@ -340,11 +341,15 @@ def packaged(package: Any, folder: Path, *, training: bool) -> Traffic:
         given = [t.to(memory_format=LAST[t.dim()]) if t.dim() in LAST else t for t in given]
         given = [t.detach().requires_grad_(training) if t.is_floating_point() else t for t in given]
         recorder = Recorder(Traffic() if end.rank else traffic, partial(maker_in, folder))
-        kernels.recorder = kernels.recorder if end.rank else recorder
-        with recorder, nullcontext() if training else torch.no_grad():
-            made = network(*given)
-            if training:
-                loss_of(made).backward()
+        for first in (True, False):
+            if not first and not end.rank:
+                kernels.recorder = recorder
+            with nullcontext() if first else recorder, nullcontext() if training else torch.no_grad():
+                made = network(*given)
+                if training:
+                    loss_of(made).backward()
+            for t in (*network.parameters(), *given):
+                t.grad = None
 
     def of_first(name: str, one: Counted) -> None:
         if kernels.recorder is not None and kernels.recorder.thread == threading.get_ident():

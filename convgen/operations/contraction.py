@@ -13,6 +13,7 @@ from typing import Any
 
 from convgen.algebra.signature import Operand, Signature
 from convgen.late import torch
+from convgen.operations.offered import offered
 from convgen.operations.row import At, Derived, Operation, Work, own, touched
 
 
@@ -130,5 +131,7 @@ def contracted(first: str, second: str, result: str, a: Any, b: Any) -> Any:
     if len(second) == 2 and k in second and second.replace(k, "") == result[-1:] and [*result[:-1]] == rows:
         return torch.matmul(a, b if second[0] == k else b.t())
     if len(result) == 2 and first[:-1] == second[:-1] and first[-1] + second[-1] == result and rows:
-        return a.flatten(0, -2).t() @ b.flatten(0, -2)
+        a, b = a.flatten(0, -2).t(), b.flatten(0, -2)
+        there = offered((a.shape[0], b.shape[1]), a) if a.dtype == b.dtype else None
+        return a @ b if there is None else torch.mm(a, b, out=there)
     return torch.einsum(f"{first},{second}->{result}", a, b)

@@ -15,13 +15,13 @@ from convgen.operations.autocast import taken_as
 from convgen.operations.rimmed import Rimmed
 
 from .biases import WithBias, added_before, biases_of
+from .buckets import Bucket, come
 from .chunks import Chunked
-from .conversions import named, within
+from .conversions import within
 from .group_norms import norms_at_once
 from .handed_on import Wide
 from .here import held_at
-from .lanes import begin, noted
-from .layout import Box, common, ith_part
+from .layout import Box, common
 from .listing import Line, Steps
 from .local_code import LocalCode
 from .mesh import Place
@@ -29,9 +29,8 @@ from .norm_kernels import norm_here
 from .pieces import Halo, Pieces, pieces_of, put_together
 from .rows import Stand
 from .surrounded import HALO, surrounded, taken_from, taker
-from .travel import Move, RowHere, dense, fills, flat_as, unflat_as, way_of
+from .travel import Move, RowHere, dense, fills, way_of
 
-GRADIENTS = "gradients"
 CHAINS: tuple[str, ...] = ("fetch", "store", "given", "back")  # steps that convert something and wait for it
 FETCHES = ("fetch", "start", "wait", "send_fetch")  # steps that bring an operand
 Action = Callable[..., Any]
@@ -469,38 +468,16 @@ class Actions:
             return taker(move, box, self.here(stand))
         return way_of(move, self.here(stand))
 
+    def bucket(self, line: Line, read: Flags) -> Bucket:
+        """What a step packs and sends."""
+        return self._code((line.kind, line.key, read), lambda: Bucket(line.key, read, self.ctx.net, self.place))
+
     def _start_bucket(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
-        """Gradients in one all-reduce; of those that nobody asks for, nothing."""
-        name, axes, kind = line.key.split(":")
-        dtype: torch.dtype = getattr(torch, kind)
-        over, here = tuple(axes.split(",")), RowHere(self.ctx.net, self.place, 0)
-        group, last = here.group(over), self.ctx.net.last
-
-        def start(*gradients: Tensor | None) -> Any:
-            come = [g if there else None for g, there in zip(gradients, read, strict=True)]
-            like = [None if g is None else (g.shape, g.dtype) for g in come]
-            parts = [g for g in come if g is not None]
-            packed = torch.cat([flat_as(g, last) for g in parts], out=parts[0].new_empty(0, dtype=dtype))
-            ranks = len(group.ranks)
-            splits = [hi - lo for lo, hi in (ith_part(0, packed.numel(), ranks, i) for i in range(ranks))]
-            with named(name, "all_reduce", over, here):
-                pending = begin(here.place.transport, "all_reduce", packed, splits, group, GRADIENTS, owns=True)
-            return pending, like, lambda: named(name, "all_reduce", over, here)
-
-        return start
+        return self.bucket(line, read).start
 
     def _wait_bucket(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
-        last = self.ctx.net.last
-
-        def wait(sent: Any) -> Any:
-            pending, like, context = sent
-            with noted("wait", line.key.partition(":")[0]), context():
-                whole = pending.wait()
-            parts = iter(whole.split([one[0].numel() for one in like if one is not None]))
-            found = [None if one is None else unflat_as(next(parts), one[0], last).to(one[1]) for one in like]
-            return found if len(found) > 1 else found[0]
-
-        return wait
+        name, last = line.key.partition(":")[0], self.ctx.net.last
+        return lambda sent: come(name, sent, last)
 
     # ---- What is handed on to another call ----
 

@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from convgen.operations.convolution import MAKES, READS, LocalConvolution, Phase
 from convgen.operations.fused import Fused
+from convgen.operations.offered import offered
 from convgen.operations.rimmed import Rimmed, RimPlaces, to_parts
 from convgen.operations.row import At, Epilogue
 
@@ -100,6 +101,9 @@ class LocalKernels:
             "w": (c.groups * c.filters, c.channels, *taps),
             "y": (samples, c.groups * c.filters, *ys),
         }
+        there = offered(shapes["w"], like) if made == "w" else None
+        if there is not None and there.is_contiguous(memory_format=self.format):
+            return there
         return torch.empty(shapes[made], dtype=like.dtype, device=like.device, memory_format=self.format)
 
     def sizes(self, module: Any, samples: int) -> Any:

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from convgen.operations.offered import Offer, offering
 from convgen.operations.rimmed import Rimmed
 
 from .actions import CHAINS, Action, Actions, Flags
@@ -33,6 +35,7 @@ NOTED: Mapping[str, str] = dict.fromkeys(LABELLED, "local") | dict.fromkeys(CHAI
 
 
 UNREAD = ("forward", "forward_moments", "same", "fill")  # steps that are left out where nobody reads what they make
+OFFERED = ("forward", "vjp", "vjp_sum")  # steps that may make values where a message takes them
 PASSING = ("back", "store", "add", "same", "vjp_join", "join", "wait_chunk", "send_back", "send_store")  # gradients on
 
 
@@ -269,6 +272,7 @@ class Linked:
             makers |= dict.fromkeys(w.line.makes, w.line)
         readers = Counter(name for w in wanted for name in w.line.reads)
         alone = {n: line for n, line in makers.items() if readers[n] == 1 and n not in stays}  # another may keep it
+        offers = self._offers(wanted, alone)
         codes: list[Code] = []
         for n, (line, makes, reads) in enumerate(wanted):
             ends = {name for name in (*line.makes, *line.reads) if last[name] == n and name not in stays}
@@ -280,6 +284,8 @@ class Linked:
                     line, reads, over = swapped, reads[::-1], True
             given = line, wants.get(kept, ()), makes, reads, over
             action = self.actions.action(*given) if line.kind != "gradient" else _none
+            if line.kind in OFFERED and (found := [offers[name] for name in line.makes if name in offers]):
+                action = _offering(action, found)
             if any(name in self.sums for name in line.makes):
                 action = _typed(action, [self.sums.get(name) for name in line.makes])
             read = [numbers[name] if there else numbers[NOTHING] for name, there in zip(line.reads, reads, strict=True)]
@@ -287,6 +293,15 @@ class Linked:
             ended = sorted(numbers[name] for name in ends if name != NOTHING)
             codes.append(Code(action, tuple(read), tuple(made), tuple(ended), line, over))
         return codes
+
+    def _offers(self, wanted: Sequence[Chosen], alone: Collection[str]) -> dict[str, Offer]:
+        """By slot that a bucket alone reads, who offers memory of its message."""
+        found: dict[str, Offer] = {}
+        for line, _, reads in wanted:
+            if line.kind == "start_bucket":
+                memory = self.actions.bucket(line, reads).memory
+                found |= {n: partial(memory.offer, k) for k, n in enumerate(line.reads) if reads[k] and n in alone}
+        return found
 
     def _may_write_over(self, line: Line, alone: Mapping[str, Line]) -> bool:
         """Whether a step can write over what it reads first.
@@ -329,6 +344,19 @@ class Linked:
 
 def _none(*reads: Any) -> None:
     return None
+
+
+def _offering(action: Action, offers: Sequence[Offer]) -> Action:
+    """A step whose local code is offered memory for what it makes."""
+
+    def offer(shape: Sequence[int], like: Any) -> Any:
+        return next(filter(lambda found: found is not None, (one(shape, like) for one in offers)), None)
+
+    def run(*reads: Any) -> Any:
+        with offering(offer):
+            return action(*reads)
+
+    return run
 
 
 def _typed(action: Action, kinds: Sequence[torch.dtype | None]) -> Action:
