@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from dataclasses import replace
@@ -34,18 +35,22 @@ ONES = {
     "relu": ("relu", ()), "silu": ("silu", ()), "sigmoid": ("sigmoid", ()), "hardswish": ("hardswish", ()),
     "hardsigmoid": ("hardsigmoid", ()), "relu6": ("hardtanh", (0.0, 6.0)), "leaky": ("leaky_relu", (0.1,)),
     "double": ("mul.Tensor", (2.0,)), "less": ("sub.Tensor", (0.5, 1)), "third": ("div.Tensor", (3.0,)),
-    "same": ("div.Tensor", (1.0,)),
+    "same": ("div.Tensor", (1.0,)), "gelu": ("gelu", ("none",)), "gelu_tanh": ("gelu", ("tanh",)),
 }  # fmt: skip
 TWOS = {"add.Tensor": (1,), "sub.Tensor": (1,), "mul.Tensor": (), "div.Tensor": ()}
 
 
-def shapes_beside(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+def shapes_beside(shape: tuple[int, ...], trailing: bool) -> list[tuple[int, ...]]:
+    if trailing:
+        return [shape, shape, shape[-1:], shape[-1:], (*[1] * (len(shape) - 1), shape[-1]), (1,)]
     n, c, *pixels = shape
     ones = (1,) * len(pixels)
     return [shape, shape, (c, *ones), (n, c, *ones), (n, 1, *pixels), (n, 1, *ones), (1,)]
 
 
-def drawn_chain(rng: random.Random, shape: tuple[int, ...]) -> tuple[ElementChain, list[Operation], list[Operand]]:
+def drawn_chain(
+    rng: random.Random, shape: tuple[int, ...], trailing: bool = False
+) -> tuple[ElementChain, list[Operation], list[Operand]]:
     """A chain, its rows, and its operands."""
     steps: list[ChainStep] = []
     rows: list[Operation] = []
@@ -55,14 +60,14 @@ def drawn_chain(rng: random.Random, shape: tuple[int, ...]) -> tuple[ElementChai
         if rng.random() < 0.4:
             op, numbers = ONES[rng.choice(list(ONES))]
             row, sources = Elementwise(op, (Slot(0), *numbers), shape, (shape,)), (first,)
-        elif rng.random() < 0.3:
+        elif rng.random() < 0.3 and not trailing:
             norm = EvaluatedNorm(shape, 0.1, rng.random() < 0.5, rng.random() < 0.5)
             row = rng.choice((affine(shape), bias(shape), norm, norm))
             _, *vectors = row.signatures[0].inputs
             sources = (first, *range(len(operands), len(operands) + len(vectors)))
             operands += vectors
         else:
-            other = rng.choice(shapes_beside(shape))
+            other = rng.choice(shapes_beside(shape, trailing))
             operands.append(Operand("", other, ()))
             pair, sources = (shape, other), (first, len(operands) - 1)
             op = rng.choice(list(TWOS))
@@ -73,10 +78,10 @@ def drawn_chain(rng: random.Random, shape: tuple[int, ...]) -> tuple[ElementChai
         assert step is not None
         (y,) = row.signatures[0].results
         wide = [shape_beside(one, y) for one in row.signatures[0].inputs]
-        lies = [how_it_lies(one, shape) for one in wide if one is not None]
+        lies = [how_it_lies(one, shape, trailing=trailing) for one in wide if one is not None]
         steps.append(ChainStep(step, sources, tuple(at for at in lies if at is not None)))
         rows.append(row)
-    return ElementChain(tuple(steps)), rows, operands
+    return ElementChain(tuple(steps), trailing), rows, operands
 
 
 def made_by(chain: ElementChain, rows: list[Operation], operands: list[Tensor]) -> Tensor:
@@ -93,9 +98,12 @@ def test_kernels_are_right(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
     manual_seed: Any = torch.manual_seed
     manual_seed(seed)
+    trailing = rng.random() < 0.4
     shape = rng.choice(((3, 5, 7, 5), (2, 70, 9, 13), (1, 16, 3, 2, 4), (2, 130, 4, 3), (2, 3, 31, 33)))
     last = torch.channels_last if len(shape) == 4 else torch.channels_last_3d
-    chain, rows, drawn = drawn_chain(rng, shape)
+    if trailing:
+        shape, last = rng.choice(((70, 40), (3, 9, 70), shape)), torch.contiguous_format
+    chain, rows, drawn = drawn_chain(rng, shape, trailing)
     dtype = rng.choice((torch.float64, torch.float32, torch.bfloat16))
     operands = [torch.randn(one.shape) for one in drawn]
     operands = [t.abs() if one.name == "variance" else t for one, t in zip(drawn, operands, strict=True)]
@@ -162,10 +170,31 @@ def test_what_kernels_leave(shape: tuple[int, ...]) -> None:
     assert how_it_lies(shape, (2, 3, 4, 5)) is None
 
 
+@pytest.mark.parametrize("op", ["gelu", "gelu_tanh", "silu"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_what_is_no_number_is_as_atens(op: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what is infinite, or so large that another factor is nothing."""
+    row = Elementwise(ONES[op][0], (Slot(0), *ONES[op][1]), (2, 8), ((2, 8),))
+    other = Elementwise("mul.Tensor", (Slot(0), Slot(1)), (2, 8), ((2, 8), (8,)))
+    steps = [ChainStep(row.element_step(), (0,), ("ncp",)), ChainStep(other.element_step(), (MADE, 1), ("ncp", "c"))]  # type: ignore[arg-type]
+    module = load_text(ChainFile("chain_1", ElementChain(tuple(steps), trailing=True), "").text)
+    monkeypatch.setattr(module, "launch", launch)
+    x = torch.tensor([math.inf, -math.inf, math.nan, 1e4, -1e4, 30.0, -30.0, 0.0]).to(dtype).repeat(2, 1)
+    w = torch.ones(8, dtype=dtype)
+    wide = x.double().requires_grad_()
+    want = made_by(ElementChain(tuple(steps)), [row, other], [wide, w.double()])
+    (wanted,) = torch.autograd.grad(want.sum(), wide)
+    y = torch.empty_like(x)
+    module.make([x, w], y)
+    dx, _ = module.make_back(torch.ones_like(x), [x, w, y], [True, False])
+    assert torch.allclose(y.double(), want.detach(), equal_nan=True)
+    assert torch.allclose(dx.double(), wanted, equal_nan=True)
+
+
 def test_kernels_spill_nothing() -> None:
-    shape = (2, 256, 128, 128)
-    for seed in range(4):
-        chain, _, drawn = drawn_chain(random.Random(seed), shape)
+    for seed in range(6):
+        shape: tuple[int, ...] = (2, 256, 128, 128) if seed < 4 else (1 << 15, 256)
+        chain, _, drawn = drawn_chain(random.Random(seed), shape, seed >= 4)
         shapes = [one.shape for one in drawn]
         module, held = load_text(ChainFile("chain_1", chain, "").text), list[Launch]()
         with pytest.MonkeyPatch.context() as patch:
@@ -173,9 +202,8 @@ def test_kernels_spill_nothing() -> None:
                 module, "launch", lambda f, grid, *args, held=held, **more: held.append(Launch(f, grid, args, more))
             )
             given = [torch.empty(s, dtype=torch.bfloat16, device="meta") for s in shapes]
-            given = [
-                t.contiguous(memory_format=torch.channels_last) if prod(t.shape) == prod(shape) else t for t in given
-            ]
+            last = torch.channels_last if len(shape) == 4 else torch.contiguous_format
+            given = [t.contiguous(memory_format=last) if prod(t.shape) == prod(shape) else t for t in given]
             module.make(given, given[0])
             module.make_back(given[0], [*given, given[0]], [True] * len(given))
         assert [one.name for one in held] == ["chain_forward", "chain_backward"]
@@ -249,6 +277,53 @@ def test_a_network_launches_them(tmp_path: Any, monkeypatch: pytest.MonkeyPatch)
     one = compile_network(with_dtype(graph, "bfloat16"), Grid((("N", 2),)), target=SM_90)
     assert [file.said for file in one.chains] == ["mul, mul, add"]
     with loaded(one, tensors, tmp_path) as package:
+        found: list[Launch] = []
+        step_on_no_device(package, monkeypatch, launched=found)
+    names = [one.name for one in found if one.name.startswith("chain_")]
+    assert Counter(names) == {"chain_forward": 2, "chain_backward": 2}  # on two ranks
+
+
+class Feature(nn.Module):
+    """Linear layers with activations behind their biases, and norms along the last dimension, as ConvNeXt has them."""
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__()
+        self.channels = c = 8 * rng.randint(1, 3)
+        acts = (nn.GELU(), nn.GELU("tanh"), nn.SiLU(), nn.ReLU(), nn.Hardswish())
+        self.norms = nn.ModuleList(nn.LayerNorm(c) for _ in "ab")
+        self.wide = nn.ModuleList(nn.Linear(c, 16, bias=rng.random() < 0.8) for _ in "ab")
+        self.acts = nn.ModuleList(rng.choice(acts) for _ in "ab")
+        self.back = nn.ModuleList(nn.Linear(16, c) for _ in "ab")
+
+    def forward(self, x: Tensor) -> Tensor:
+        for norm, wide, act, back in zip(self.norms, self.wide, self.acts, self.back, strict=True):
+            x = x + back(act(wide(norm(x))))
+        return x
+
+
+@pytest.mark.parametrize("seed", cases_of(12, "chains of features"))
+def test_biases_of_linear_layers(seed: int) -> None:
+    rng = random.Random(seed)
+    manual_seed: Any = torch.manual_seed
+    manual_seed(seed)
+    module = Feature(rng)
+    shape = rng.choice(((4, module.channels), (4, 6, module.channels), (2, 4, 3, module.channels)))
+    graph, tensors = graph_of(module, (torch.randn(shape),), name="drawn")
+    autocast = rng.choice(("", "", "bfloat16"))
+    graph = graph if autocast else with_dtype(graph, rng.choice(("float64", "float32", "bfloat16")))
+    grid = Grid((("N", 2),))
+    one = compile_network(graph, grid, rng.choice((None, "auto")), target=SM_90, autocast=autocast)
+    report = check_network(one, {**tensors, **module.state_dict()}, interpret=True)
+    assert report.ok, report_text(report)
+
+
+def test_a_bias_has_its_gradient_of_the_chain(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So no pass reads the gradient behind an activation for it; norms stay as ATen's are."""
+    module = nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
+    graph, tensors = graph_of(module, (torch.randn(4, 6, 16),), name="features")
+    one = compile_network(with_dtype(graph, "bfloat16"), Grid((("N", 2),)), target=SM_90)
+    assert [file.said for file in one.chains] == ["add, gelu"]
+    with loaded(one, {**tensors, **module.state_dict()}, tmp_path) as package:
         found: list[Launch] = []
         step_on_no_device(package, monkeypatch, launched=found)
     names = [one.name for one in found if one.name.startswith("chain_")]

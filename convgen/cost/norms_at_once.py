@@ -4,7 +4,7 @@ last row makes the result of what the first one reads, and between them is nothi
 from __future__ import annotations
 
 from convgen.operations.moments import Moments, Normalise
-from convgen.operations.pointwise import Pointwise
+from convgen.program.behind_norms import readers_of, vectors_behind
 from convgen.program.network import Program
 from convgen.program.rows import PlacedRow, at_rank
 
@@ -14,11 +14,7 @@ def norms_at_once(program: Program, rank: int) -> dict[int, str]:
     backward; `made`, the one that computes all."""
     found: dict[int, str] = {}
     makers = {v: i for i, row in enumerate(program.rows) for v in row.bound.makes}
-    readers: dict[str, list[int]] = {}
-    for i, row in enumerate(program.rows):
-        for v in row.bound.reads:
-            readers.setdefault(v, []).append(i)
-    outputs = {v for _, v in program.outputs}
+    readers = readers_of(program)
     for i, row in enumerate(program.rows):
         operation = row.bound.operation
         if not isinstance(operation, Normalise) or readers[row.bound.reads[1]] != [i]:
@@ -26,14 +22,7 @@ def norms_at_once(program: Program, rank: int) -> dict[int, str]:
         m = makers.get(row.bound.reads[1])
         if m is None or not _is_whole(program, program.rows[m], row, rank):
             continue
-        lines, vectors, each = [i], "", False
-        while len(there := readers.get(made := program.rows[lines[-1]].bound.makes[0], [])) == 1:
-            behind = program.rows[there[0]]
-            more, by_channel = _vectors(behind, made, operation)
-            follows = bool(more) and vectors + more in ("w", "b", "wb") and (not vectors or by_channel == each)
-            if made in outputs or not follows:
-                break
-            lines, vectors, each = [*lines, there[0]], vectors + more, by_channel
+        lines = [i, *vectors_behind(program, i, readers)]
         found |= {m: "left"} | dict.fromkeys(lines, "handed") | {lines[-1]: "made"}
     return found
 
@@ -50,11 +39,3 @@ def _is_whole(program: Program, moments: PlacedRow, row: PlacedRow, rank: int) -
     if moved or any(r.early is not None or r.chunks is not None for r in (moments, derived, row)):
         return False
     return at_rank(moments, program.grid, rank).inside[0] == at_rank(row, program.grid, rank).inside[0]
-
-
-def _vectors(row: PlacedRow, x: str, norm: Normalise) -> tuple[str, bool]:
-    operation = row.bound.operation
-    moved = any((row.fetch[0], row.back[0], *row.store, *row.given)) or row.early is not None or row.chunks is not None
-    if not isinstance(operation, Pointwise) or moved or row.bound.reads[0] != x or x in row.bound.reads[1:]:
-        return "", False
-    return operation.vectors_of(norm.of)

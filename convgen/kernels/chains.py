@@ -61,6 +61,7 @@ class ChainFile:
                 back=list(_back(self.chain)),
                 reads_result=self.chain.reads_result,
                 by_sample=self.chain.by_sample,
+                channels=-1 if self.chain.trailing else 1,
                 last=f"v{len(self.chain.steps) - 1}",
             )
         )

@@ -224,6 +224,8 @@ class Elementwise(Operation):
 
     def element_step(self) -> ElementStep | None:
         given = self.args
+        if self.op == "gelu":
+            return of_one("gelu_tanh" if "tanh" in given else "gelu") if given[0] == Slot(0) else None
         if self.op in ONE:
             if given[0] != Slot(0) or not all(isinstance(n, (int, float)) and isfinite(n) for n in given[1:]):
                 return None

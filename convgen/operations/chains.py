@@ -2,8 +2,9 @@
 
     h --mul gamma--> --mul noise--> --add x--> y        one launch, which reads h and x and writes y
 
-Operands lie as the result does, or have a number a channel, a sample, a channel of each sample, or a pixel. Images and
-volumes alone, with channels last: kernels/chains.py prints their kernels of these texts.
+Operands lie as the result does, or have a number a channel, a sample, a channel of each sample, or a pixel. Channels
+are the second dimension of images and volumes, and last in memory; where vectors are along the last dimension, as those
+of linear layers are, it has the channels. kernels/chains.py prints kernels of these texts.
 """
 
 from __future__ import annotations
@@ -38,14 +39,19 @@ class ChainStep(NamedTuple):
 
 @dataclass(frozen=True)
 class ElementChain:
-    """Steps in order; each but the first reads what the one before made, once."""
+    """Steps in order; each but the first reads what the one before made, once.
+
+    Attributes:
+        trailing: channels are the last dimension.
+    """
 
     steps: tuple[ChainStep, ...]
+    trailing: bool = False
 
     @cached_property
     def key(self) -> str:
         """What it does, in full."""
-        return "; ".join(
+        return "trailing " * self.trailing + "; ".join(
             f"{s.step.text} of {', '.join(f'{k}:{at}' for k, at in zip(s.sources, s.lies, strict=True))}"
             for s in self.steps
         )
@@ -115,12 +121,14 @@ def _names(text: str) -> set[str]:
     return {name for _, name, _, _ in Formatter().parse(text) if name}
 
 
-def how_it_lies(shape: Sequence[int], result: Sequence[int]) -> str | None:
-    """Of an operand beside a result[N, C, ...]; None where kernels can't read it."""
+def how_it_lies(shape: Sequence[int], result: Sequence[int], *, trailing: bool = False) -> str | None:
+    """Of an operand beside a result[N, C, ...], or [..., C]; None where kernels can't read it."""
     wide = (*[1] * (len(result) - len(shape)), *shape)
     has = [n == of for n, of in zip(wide, result, strict=True)]
     if not all(there or n == 1 for there, n in zip(has, wide, strict=True)):
         return None
+    if trailing:
+        return "ncp" if all(has) else "" if prod(wide) == 1 else "c" if prod(wide[:-1]) == 1 else None
     if all(has[2:]) and prod(result[2:]) > 1:
         letters = "p"
     elif prod(wide[2:]) == 1:
@@ -133,7 +141,7 @@ def how_it_lies(shape: Sequence[int], result: Sequence[int]) -> str | None:
 
 def shape_beside(operand: Operand, result: Operand) -> tuple[int, ...] | None:
     """An operand's shape with as many dimensions as a result has, by the indices that both are made of; None where
-    these stand in another order, or it is made of anything else."""
+    these stand in another order, it is made of anything else, or has all elements in fewer dimensions."""
     places = {made.indices: d for d, made in enumerate(result.dims) if made.relation is None and made.indices}
     wide, last = [1] * len(result.shape), -1
     for made, n in zip(operand.dims, operand.shape, strict=True):
@@ -143,20 +151,27 @@ def shape_beside(operand: Operand, result: Operand) -> tuple[int, ...] | None:
         if d <= last:
             return None
         wide[d], last = n, d
-    return tuple(wide)
+    return tuple(wide) if len(operand.shape) == len(wide) or tuple(wide) != tuple(result.shape) else None
 
 
 def chain_of_parts(
     parts: Sequence[tuple[ElementStep | None, Sequence[int], Sequence[Sequence[int] | None], Sequence[int]]],
 ) -> ElementChain | None:
     """Of rows, each with how it makes an element, its sources, and the shapes of its operands beside its result's;
-    None where they are no chain of images or volumes."""
-    steps: list[ChainStep] = []
+    None where they are no chain."""
     last = tuple(parts[-1][3])
-    if len(parts) < 2 or len(last) not in IMAGES:
-        return None
+    orders = [trailing for trailing in (False, True) if trailing or len(last) in IMAGES]
+    return next(filter(None, (_chain_in(parts, last, trailing) for trailing in orders if len(parts) > 1)), None)
+
+
+def _chain_in(
+    parts: Sequence[tuple[ElementStep | None, Sequence[int], Sequence[Sequence[int] | None], Sequence[int]]],
+    last: tuple[int, ...],
+    trailing: bool,
+) -> ElementChain | None:
+    steps: list[ChainStep] = []
     for step, sources, shapes, result in parts:
-        lies = [None if shape is None else how_it_lies(shape, last) for shape in shapes]
+        lies = [None if shape is None else how_it_lies(shape, last, trailing=trailing) for shape in shapes]
         if step is None or tuple(result) != last or len(step.backs) != len(shapes):
             return None
         known = [at for at in lies if at is not None]
@@ -164,5 +179,6 @@ def chain_of_parts(
         if len(known) != len(lies) or any(at != "ncp" for at in before):
             return None
         steps.append(ChainStep(step, tuple(sources), tuple(known)))
-    chain = ElementChain(tuple(steps))
-    return chain if "ncp" in chain.lies else None
+    chain = ElementChain(tuple(steps), trailing)
+    has_vector = "c" in chain.lies  # without one the order in memory has no say, and images have channels second
+    return chain if "ncp" in chain.lies and (has_vector or not trailing) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import pi
 from typing import NamedTuple
 
 
@@ -38,6 +39,11 @@ class ElementStep(NamedTuple):
     is_free: bool = False
 
 
+HALF, ROOT_2_PI = 0.5**0.5, (2 * pi) ** 0.5
+GAUSS = f"0.5 * (1.0 + tl.erf({{x}} * {HALF!r}))"
+# 1 + tanh(u) = 2 / (1 + exp(-2u)), of 2u = x * (A + B * x * x).
+A, B = 2 * (2 / pi) ** 0.5, 2 * (2 / pi) ** 0.5 * 0.044715
+TANH = f"(1 / (1 + tl.exp(-({{x}} * ({A!r} + {B!r} * {{x}} * {{x}})))))"
 RELU = "tl.where({x} < 0, 0.0, {x})"  # a NaN stays one
 SIX = "tl.where({x} < -3, 0.0, tl.where({x} > 3, 6.0, {x} + 3)) / 6"
 
@@ -55,6 +61,12 @@ ONE: Mapping[str, ElementText] = {
     ),
     "hardswish": ElementText(
         f"{{x}} * {SIX}", "tl.where({x} <= -3.0, 0.0, tl.where({x} < 3.0, {dy} * ({x} / 3 + 0.5), {dy}))"
+    ),
+    "gelu": ElementText(
+        f"{{x}} * ({GAUSS})", f"{{dy}} * ({GAUSS} + {{x}} * tl.exp(-0.5 * {{x}} * {{x}}) / {ROOT_2_PI!r})"
+    ),
+    "gelu_tanh": ElementText(
+        f"{{x}} * {TANH}", f"{{dy}} * {TANH} * (1 + {{x}} * (1 - {TANH}) * ({A!r} + {3 * B!r} * {{x}} * {{x}}))"
     ),
     "hardsigmoid": ElementText(SIX, "tl.where(({x} > -3.0) & ({x} < 3.0), {dy} / 6, 0.0)"),
 }

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from convgen.algebra.redistribute import Conversion
 from convgen.operations.element_texts import ElementStep
 from convgen.operations.fused import Fused
+from convgen.operations.moments import Normalise
 from convgen.passes.contract import NetworkPass
 from convgen.passes.fuse_epilogues import renamed
-from convgen.program.behind_norms import behind_norms
+from convgen.program.behind_norms import behind_norms, readers_of, vectors_behind
 from convgen.program.network import Program
 from convgen.program.rows import PlacedRow, place
 from convgen.program.wide import Group, joined, widened
@@ -31,8 +32,9 @@ class FuseChains(NetworkPass):
         and `fuse-masks` before: what a convolution's kernel does takes no launch at all.
     Sound:  nothing else reads what lies between, nothing moves there, other operands come as they did, and all has one
         type.
-    Leaves: what norms' kernels do (program/behind_norms.py), a bias that its product adds, tensors that are no images
-        or volumes, and operators without a text (operations/element_texts.py).
+    Leaves: what norms do (program/behind_norms.py; ATen's, along the last dimension), operators without a text
+        (operations/element_texts.py), and a bias that its product adds, unless a chain stands behind it: that reads and
+        writes no more with the bias, and makes its gradient, for which a pass would read all of another gradient.
     """
 
     name: ClassVar[str] = "fuse-chains"
@@ -47,20 +49,23 @@ class FuseChains(NetworkPass):
 def _groups(program: Program) -> Iterator[Group]:
     """The longest chains of rows that one kernel can do, those that end last first."""
     done = {i for rows, steps in behind_norms(program) for i in (*rows, *(i for i, _, _ in steps))}
-    done |= program.riding
     fit = {i for i in range(len(program.rows)) if i not in done and _fits(program, program.rows[i])}
     makers = {program.rows[i].bound.makes[0]: i for i in fit}
     readers = Counter(v for row in program.rows for v in row.bound.reads)
     kept = {v for _, v in (*program.outputs, *program.updates)}
-    taken = set[int]()
-    for last in sorted(fit, reverse=True):
+    taken, readers_of_each = set[int](), readers_of(program)
+    normed = [i for i, row in enumerate(program.rows) if isinstance(row.bound.operation, Normalise)]
+    vectors = {j for i in normed for j in vectors_behind(program, i, readers_of_each)}
+    for last in sorted(fit - program.riding, reverse=True):
         group = [last] if last not in taken else []
         while group:
             reads = (v for v in program.rows[group[0]].bound.reads if readers[v] == 1 and v not in kept and v in makers)
             before = next((makers[v] for v in reads if _follows(program, makers[v], group[0])), None)
-            if before is None or not _is_chain(program, (before, *group)):
+            if before is None or not _is_chain(program, (before, *group), vectors):
                 break
             group.insert(0, before)
+            if before in program.riding:
+                break
         if sum(not _step(program.rows[i]).is_free for i in group) > 1:
             taken |= {*group}
             yield tuple(group)
@@ -110,6 +115,11 @@ def _kinds(chain: Sequence[Conversion]) -> list[tuple[str, tuple[str, ...]]]:
     return [(c.kind, c.over) for c in chain]
 
 
-def _is_chain(program: Program, group: Group) -> bool:
+def _is_chain(program: Program, group: Group, vectors: Collection[int]) -> bool:
+    """
+    Args:
+        vectors: rows that scale and shift what is normalised; ATen's norm does them along the last dimension.
+    """
     operation = joined([program.rows[i].bound for i in group]).operation
-    return isinstance(operation, Fused) and operation.chain is not None
+    chain = operation.chain if isinstance(operation, Fused) else None
+    return chain is not None and not (chain.trailing and any(i in vectors for i in group))

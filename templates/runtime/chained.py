@@ -26,9 +26,10 @@ class ChainKernel:
         self.module = module
 
     def takes(self, chain: ElementChain, operands: Sequence[Tensor]) -> bool:
-        """Whether operands are of one type, and one of those that lie as the result does has channels last."""
+        """Whether operands are of one type, and one of those that lie as the result does has channels last in
+        memory."""
         first = _whole(chain, operands)[0]
-        last, kind = CHANNELS_LAST[first.dim()], str(first.dtype).removeprefix("torch.")
+        last, kind = _memory(chain, first), str(first.dtype).removeprefix("torch.")
         lies = any(t.is_contiguous(memory_format=last) for t in _whole(chain, operands))
         alike = all(t.dtype == first.dtype for t in operands) and chain.casts <= {kind}
         return lies and alike and first.numel() > 0
@@ -37,7 +38,7 @@ class ChainKernel:
         """Operands as kernels read them."""
         found: list[Tensor] = []
         for t, lies in zip(operands, chain.lies, strict=True):
-            memory = CHANNELS_LAST[t.dim()] if lies == "ncp" else torch.contiguous_format
+            memory = _memory(chain, t) if lies == "ncp" else torch.contiguous_format
             found.append(t.detach().contiguous(memory_format=memory))
         return found
 
@@ -61,9 +62,14 @@ class ChainKernel:
     ) -> tuple[Tensor | None, ...]:
         """Gradients of operands."""
         *read, shapes, _ = kept
-        dy = dy.detach().contiguous(memory_format=CHANNELS_LAST[dy.dim()])
+        dy = dy.detach().contiguous(memory_format=_memory(chain, dy))
         made = self.module.make_back(dy, read, wanted)
         return tuple([g if g is None else g.to(dy.dtype).view(s) for g, s in zip(made, shapes, strict=True)])
+
+
+def _memory(chain: ElementChain, t: Tensor) -> torch.memory_format:
+    """In which channels are last."""
+    return torch.contiguous_format if chain.trailing else CHANNELS_LAST[t.dim()]
 
 
 def _whole(chain: ElementChain, operands: Sequence[Tensor]) -> list[Tensor]:
