@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from convgen.cost.machine_measured import Misfit
 from convgen.cost.network import volume
 from convgen.cost.timeline import simulate
 from convgen.network_compiler import CompiledNetwork, compile_network
+from convgen.packages import runtime_of
 from convgen.passes.bucket_gradients import BucketGradients
 from convgen.passes.chunk_collectives import ChunkCollectives
 from convgen.passes.start_halos import StartHalos
@@ -78,7 +80,7 @@ def test_chunks_of_any_dimension_are_right(grid: dict[str, int], index: str, cou
 
 @pytest.mark.parametrize("axis", ["C", "F"])
 def test_chunks_of_samples_change_no_bit(axis: str, tmp_path: Path) -> None:
-    """But of biases, which a product in chunks leaves to a row of their own."""
+    """But of biases, which are added to a sum that has been rounded."""
     torch.manual_seed(3)
     x = X.double()
     compiled = compile_network(graph_of(Pair(bias=False).double(), (x,), name="net")[0], Grid(((axis, 2),)))
@@ -93,6 +95,37 @@ def test_chunks_of_samples_change_no_bit(axis: str, tmp_path: Path) -> None:
         assert all(torch.allclose(plain[1][n], g, rtol=1e-12) for n, g in cut[1].items())
         assert [(s["collective"], s["bytes_sent_per_rank"][rank], s.get("lane", "")) for s in said] == cut[3]
         assert sum(s[1] for s in plain[3]) == sum(s[1] for s in cut[3])
+
+
+@pytest.mark.parametrize("grid", [{"C": 2}, {"F": 2}, {"C": 2, "N": 2}], ids=str)
+@pytest.mark.parametrize("index", ["N", "H"])
+def test_a_bias_is_added_as_chunks_are_put_together(
+    grid: dict[str, int], index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the last bit as its row would, in no pass of its own where a sum goes by chunks."""
+    torch.manual_seed(3)
+    compiled = compile_network(graph_of(Pair(), (X,), name="net")[0], Grid(tuple(grid.items())))
+    one = with_passes(compiled, ChunkCollectives(2, index))
+    net = imported(one.package().files, tmp_path)
+    runtime, added = runtime_of(net), list[int]()
+    own: Any = runtime.JoinedWithBias.__call__
+
+    def counted(self: Any, *reads: Any) -> Any:
+        added.append(1)
+        return own(self, *reads)
+
+    def apart(self: Any, *reads: Any) -> Any:
+        *pieces, vector = reads
+        return self.bias.run(self.joined(pieces), vector)[0]
+
+    found: list[Any] = []
+    for way in (counted, apart):
+        monkeypatch.setattr(runtime.JoinedWithBias, "__call__", way)
+        found.append(World(prod(grid.values())).run(step_of(net, X)))
+    assert bool(added) == any(row.chunks and row.chunks.result for row in one.program.rows)
+    for one_way, other in zip(*found, strict=True):
+        assert torch.equal(one_way[0], other[0]) and torch.equal(one_way[2], other[2])
+        assert all(torch.equal(one_way[1][n], g) for n, g in other[1].items())
 
 
 @pytest.mark.parametrize("index", ["N", "H"])

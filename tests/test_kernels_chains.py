@@ -17,15 +17,18 @@ from torch import Tensor, nn
 
 from convgen.algebra.grid import Grid
 from convgen.algebra.signature import Operand
+from convgen.errors import InputError
 from convgen.kernels.chains import ChainFile
 from convgen.kernels.facts import Launch, facts
 from convgen.kernels.load import load_text
-from convgen.network_compiler import compile_network
+from convgen.network_compiler import compile_network, compile_text
 from convgen.operations.calls import Elementwise, Slot
 from convgen.operations.chains import MADE, ChainStep, ElementChain, how_it_lies, shape_beside
 from convgen.operations.evaluated_norm import EvaluatedNorm
 from convgen.operations.pointwise import affine, bias
 from convgen.operations.row import Operation
+from convgen.plan.program.edited import read_text
+from convgen.program.network_text import show
 from convgen.spec.exported import graph_of
 from convgen.spec.graph_edit import with_dtype
 from convgen.verify.interpreter import launch
@@ -337,3 +340,27 @@ def test_a_vector_over_channels_is_no_row_of_pixels() -> None:
     assert shape_beside(vector, y) == (1, 5, 1, 1) and how_it_lies((1, 5, 1, 1), shape) == "nc"
     turned = replace(bias(shape).signatures[0].inputs[0], dims=tuple(reversed(y.dims)))
     assert shape_beside(turned, y) is None
+
+
+def test_a_chain_in_a_text() -> None:
+    """Rows that are one in a text that is read back are one; not where another row reads what lies between."""
+    feature = Feature(random.Random(1))
+    for module, shape in ((Scaled(), (4, 16, 6, 6)), (feature, (4, 6, feature.channels))):
+        graph, _ = graph_of(module, (torch.randn(shape),), name="read_back")
+        one = compile_network(graph, Grid((("N", 2),)), target=SM_90)
+        assert one.chains
+        text = show(one.program)
+        assert compile_text(graph, read_text(text, "chains.txt"), target=SM_90).program == one.program
+
+    class Twice(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y = torch.sigmoid(x)
+            return torch.relu(y) + y
+
+    graph, _ = graph_of(Twice(), (torch.randn(4, 16, 6, 6),), name="twice")
+    text = show(compile_network(graph, Grid((("N", 2),))).program)
+    relu = next(line for line in text.splitlines() if " = relu " in line)
+    sigmoid = next(line for line in text.splitlines() if " = sigmoid " in line)
+    joined = relu.replace("relu %sigmoid", "sigmoid_relu %x")
+    with pytest.raises(InputError, match="more reads what lies between"):
+        compile_text(graph, read_text(text.replace(sigmoid + "\n", "").replace(relu, joined), "s"), target=SM_90)

@@ -40,6 +40,7 @@ from convgen.program.verify.network import faults, verify_network
 from convgen.spec.exported import graph_of
 from convgen.verify.interpreter import launch
 from convgen.verify.network import check_network, report_text
+from convgen.verify.virtual import World
 
 GRIDS = ({"F": 2}, {"C": 2}, {"C": 2, "F": 2}, {"F": 3}, {"N": 2, "C": 2}, {"H": 2, "F": 2}, {"C": 2, "H": 3})
 ROWS = {1: (), 2: (4,), 3: (2, 3)}  # but the last; of three ranks along H some have none
@@ -305,13 +306,82 @@ def test_the_verifier_refuses_what_nothing_reads() -> None:
     assert found
 
 
-def test_the_pass_leaves_few_channels_and_what_travels_by_chunks() -> None:
+def test_the_pass_leaves_few_channels_and_what_comes_by_chunks() -> None:
     one, _ = small()
     assert not parted(FuseForms(least_part=33).run(without(one.program)))
     assert FuseForms().run(one.program) is one.program
-    cut = ChunkCollectives(2).run(without(one.plain))
-    pieces = [row for row in rows_of(cut) if row.chunks is not None and row.bound.operation.convolves]
-    assert pieces and not [row for row in parted(FuseForms().run(cut)) if row.chunks is not None]
+    made = FuseForms().run(ChunkCollectives(2).run(without(one.plain)))
+    pieces = [row for row in rows_of(made) if row.chunks is not None and row.bound.operation.convolves]
+    results = {row.signature.results[0].name for row in pieces if row.chunks and row.chunks.result}
+    assert pieces and {name for row in pieces for name in in_parts(row, made.grid)} == results != set()
+
+
+def in_chunks(one: CompiledNetwork, count: int, index: str, *, forms: bool = True) -> CompiledNetwork:
+    """The same, of which what can travels by chunks, and what can in parts."""
+    program = ChunkCollectives(count, index).run(without(one.plain))
+    program = FuseForms().run(program) if forms else program
+    return replace(one, program=program, other=program_like(program, one.any_sizes.many))
+
+
+@pytest.mark.parametrize("seed", cases_of(12, "chunks that go in parts"))
+def test_chunks_go_in_parts(seed: int) -> None:
+    """Along any index that is left as it is, of forward's rows and of gradients'."""
+    draw = random.Random(seed)
+    manual_seed: Any = torch.manual_seed
+    manual_seed(seed)
+    grid, index = draw.choice(({"C": 2}, {"C": 2, "F": 2}, {"F": 2}, {"C": 2, "N": 2})), draw.choice(("N", "H", "W"))
+    kinds = (nn.Conv2d, nn.Conv2d, nn.ConvTranspose2d)
+    layers: list[nn.Module] = [nn.Conv2d(4, 32, 1)]
+    for _ in "ab":
+        layers += [draw.choice((nn.Tanh, nn.ReLU))()]
+        layers += [draw.choice(kinds)(32, 32, draw.randint(1, 3), draw.choice((1, 2)), 1, bias=draw.random() < 0.7)]
+    one, tensors = compiled(nn.Sequential(*layers), (4, 4, 7, 6), grid, draw.choice(("float64", "float32", "bfloat16")))
+    one = in_chunks(one, draw.choice((2, 3)), index)
+    verify_network(one.program)
+    report = check_network(one, tensors, interpret=True)
+    assert report.ok, report_text(report)
+    text = show(one.program)
+    assert compile_text(one.graph, read_text(text, "parts.txt"), target=SM_90).program == one.program
+
+
+def test_chunks_in_a_text() -> None:
+    """Each of a row's chunks goes in parts, or none of them does; what comes by chunks doesn't."""
+    one, _ = compiled(nn.Sequential(nn.Conv2d(4, 32, 1), nn.Tanh(), nn.Conv2d(32, 32, 3)), (4, 4, 7, 6), {"C": 2})
+    one = in_chunks(one, 2, "H")
+    text = show(one.program)
+    lines = [line for line in text.splitlines() if " as=parts" in line]
+    assert len(lines) == 4  # two chunks, and their gradients
+    for line in lines:
+        with pytest.raises(InputError, match="does not follow"):
+            compile_text(one.graph, read_text(text.replace(line, line.replace(" as=parts", "")), "s"), target=SM_90)
+    plain = compile_text(one.graph, read_text(text.replace(" as=parts", ""), "s"), target=SM_90)
+    assert not parted(plain.program)
+    with pytest.raises(InputError, match="as=parts is for a GPU's kernels"):
+        compile_text(one.graph, read_text(text, "s"))
+
+
+def test_chunks_are_not_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a kernel writes in parts is sent as it is."""
+    found: list[int] = []
+    for fused in (False, True):
+        one, tensors = compiled(nn.Sequential(nn.Conv2d(32, 32, 3, padding=1)), (2, 32, 8, 8), {"C": 2})
+        one = in_chunks(one, 2, "H", forms=fused)
+        copied = Counter[str]()
+        (tmp_path / str(fused)).mkdir()
+        with loaded(one, tensors, tmp_path / str(fused)) as package:
+            package.NET.device = "cpu"
+            for module in kernel_modules(package):
+                module.launch = launch
+
+            def forward(end: Any, package: Any = package, copied: Any = copied) -> None:
+                mesh = package.init_mesh("cpu", transport=end)
+                with torch.no_grad(), Copied(copied if end.rank == 0 else Counter()):
+                    package.Network(mesh)(package.scatter("input", torch.randn(2, 32, 8, 8).double(), mesh))
+
+            World(2).run(forward)
+        found.append(copied["elements"])
+    made = 2 * 32 * 8 * 8  # that a rank packs; of its half it puts the chunks together
+    assert found[0] - found[1] >= made
 
 
 def test_another_number_of_samples_has_the_same_parts() -> None:

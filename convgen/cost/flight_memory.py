@@ -83,7 +83,7 @@ def _part(row: PlacedRow, whole: At, blocks: Mapping[str, Interval], k: int, hel
     Args:
         held: the shape of what it reads a part of, of operand k.
     """
-    at, (result, *_) = standing(row.signature, blocks), row.signature.results
+    at, (result, *_) = replace(standing(row.signature, blocks), parts=whole.parts), row.signature.results
     gaps = held is not None and _has_gaps(_reads(at)[k], held)
     return Part(at, _reads(at), gaps=(gaps, _has_gaps(made_here(at, result), made_here(whole, result))))
 

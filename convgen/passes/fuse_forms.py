@@ -25,10 +25,10 @@ class FuseForms(NetworkPass):
 
     Needs:  a GPU, whose kernels read and write both; what travels meanwhile is chosen.
     Sound:  elements are the same; only where they lie changes, and only for rows that know where.
-    Leaves: what travels while others are computed; rows that are one with others; channels cut within groups, and parts
-        of groups; few channels, which the packed family reads and makes as one tensor; halos in more boxes, each of
-        which costs every row of a tile a comparison; gradients of filters by rows of x as blocks, of halos; rows whose
-        gradients share what they fetch.
+    Leaves: what travels while others are computed, but for what chunks make; rows that are one with others; channels
+        cut within groups, and parts of groups; few channels, which the packed family reads and makes as one tensor;
+        halos in more boxes, each of which costs every row of a tile a comparison; gradients of filters by rows of x as
+        blocks, of halos; rows whose gradients share what they fetch.
 
     Attributes:
         least_part: channels of a part; or that some rank reads.

@@ -91,13 +91,14 @@ def rim_faults(row: PlacedRow, k: int, grid: Grid) -> Iterator[str]:
             return
 
 
-def _no_kernel(row: PlacedRow, name: str) -> str | None:
-    """Why no kernel takes what a row calls so otherwise than as a tensor."""
+def _no_kernel(row: PlacedRow, name: str, *, made: bool = False) -> str | None:
+    """Why no kernel takes what a row calls so otherwise than as a tensor; of chunks what they make may be."""
     operation = row.bound.operation
     epilogue, masks, _ = operation.kernel_steps
     if operation.convolves is None and (masks or not epilogue):
         return f"{operation.name} reads {name} as one tensor"
-    return f"{operation.name} is computed in pieces" if row.is_cut else None
+    by_chunks = made and row.chunks is not None and row.chunks.result
+    return f"{operation.name} is computed in pieces" if row.is_cut and not by_chunks else None
 
 
 def ends(row: PlacedRow, k: int, *, made: bool) -> list[tuple[str, int]]:
@@ -123,7 +124,7 @@ def part_faults(row: PlacedRow, k: int, grid: Grid, *, made: bool) -> Iterator[s
     """Why what a network's row reads as operand k, or makes, can't lie in equal parts of its channels, if it can't."""
     signature, sets, operation = row.signature, index_sets(row.signature, grid), row.bound.operation
     name = (signature.results if made else signature.inputs)[k].name
-    if fault := _no_kernel(row, name):
+    if fault := _no_kernel(row, name, made=made):
         yield fault
         return
     counts = set[int]()

@@ -14,7 +14,7 @@ from torch import Tensor
 from convgen.operations.autocast import taken_as
 from convgen.operations.rimmed import Rimmed
 
-from .biases import WithBias, added_before, biases_of
+from .biases import JoinedWithBias, WithBias, added_before, biases_of
 from .buckets import Bucket, come
 from .chunks import Chunked
 from .conversions import within
@@ -193,11 +193,16 @@ class Actions:
     def with_biases(self, lines: Sequence[Line]) -> list[Line]:
         """Products that add their biases read them, too."""
         found = {key: bias.reads[1:] for key, bias in self.biases.items()}
-        return [v._replace(reads=v.reads + found.get(v.key, ())) if v.kind == "forward" else v for v in lines]
+        adds = ("forward", "join")
+        return [v._replace(reads=v.reads + found.get(v.key, ())) if v.kind in adds else v for v in lines]
+
+    def _bias(self, line: Line) -> LocalCode:
+        """Of the bias that a product's step adds."""
+        stand = self._added[self.biases[line.key].key]
+        return LocalCode(stand, stand.at(self.place), self._boxes(stand))
 
     def _with_bias(self, line: Line, wants: Flags) -> Action:
-        stand = self._added[self.biases[line.key].key]
-        product = WithBias(self._whole(line.key, wants), LocalCode(stand, stand.at(self.place), self._boxes(stand)))
+        product = WithBias(self._whole(line.key, wants), self._bias(line))
         return _one(product.forward) if len(line.makes) == 1 else product.forward
 
     def casts(self, line: Line) -> bool:
@@ -421,6 +426,8 @@ class Actions:
 
     def _join(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
         joined = self._chunked(line.key).joined
+        if line.key in self.biases:
+            return JoinedWithBias(joined, self._bias(line))
         return lambda *pieces: joined(pieces)
 
     def _vjp_chunk(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:

@@ -4,12 +4,13 @@
     product             x * w, rounded          x * w + bias, rounded
     bias                + bias, rounded again   what the product has made
 
-Backward is as the rows say: neither gradient reads the sum. Prices say the same (program/biases.py).
+Backward is as the rows say: neither gradient reads the sum. Prices say the same (program/biases.py). Where a product
+goes by chunks, the bias is added as these are put together, to the last bit as its row would.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from typing import Any
 
@@ -42,9 +43,10 @@ def added_before(stand: Stand) -> Stand:
 
 
 def biases_of(steps: Steps, stands: Mapping[str, Stand]) -> dict[str, Line]:
-    """By product the step that adds its bias, where the product's part is whole and nothing else reads it."""
+    """By product the step that adds its bias, where the product's part is whole, or put together of sums of chunks, and
+    nothing else reads it."""
     found: dict[str, Line] = {}
-    products = {line.makes[0]: line for line in steps.forward if line.kind == "forward"}
+    products = {line.makes[0]: line for line in steps.forward if line.kind in ("forward", "join")}
     readers: dict[str, set[tuple[str, str]]] = {}
     for line in (*steps.forward, *steps.backward):
         for name in line.reads:
@@ -63,8 +65,11 @@ def biases_of(steps: Steps, stands: Mapping[str, Stand]) -> dict[str, Line]:
 
 def _is_bias(product: Stand, bias: Stand) -> bool:
     """Whether a row adds a vector to a product, and nothing moves between them."""
-    whole = all(r.row.early is None and r.row.chunks is None for r in (product, bias))
-    if not whole or any((*product.store, *bias.fetch, *bias.store)):
+    joined = product.row.chunks is not None and product.row.chunks[-1]  # of what has moved
+    whole = all(r.row.early is None for r in (product, bias)) and bias.row.chunks is None
+    if not (whole and (joined or product.row.chunks is None)) or any((*bias.fetch, *bias.store)):
+        return False
+    if not joined and any(product.store):
         return False
     along = bias.operation.adds_along
     return along is not None and product.operation.bias_along == along
@@ -95,3 +100,24 @@ class WithBias:
         (y,), kept = code.forward(*given)
         bias = self.bias
         return (bias.run_over if bias.is_whole and not bias.is_nothing else bias.run)(y, vector)[0], kept
+
+
+class JoinedWithBias:
+    """Chunks of a product that are put together on this rank.
+
+    Args:
+        joined: puts them together, and adds a vector that it may be given.
+        bias: the code of the row behind, as it says.
+    """
+
+    def __init__(self, joined: Callable[..., Tensor], bias: LocalCode) -> None:
+        self.joined, self.bias = joined, bias
+
+    def __call__(self, *reads: Tensor) -> Tensor:
+        *pieces, vector = reads
+        bias, along = self.bias, self.bias.stand.operation.adds_along
+        _, b = bias.stand.taken((pieces[0], vector))
+        if b.dtype == pieces[0].dtype and not bias.is_nothing and along is not None:
+            b = bias.stand.cut(1, b, bias.boxes[1], bias.at)
+            return self.joined(pieces, b.view([-1 if d == along else 1 for d in range(pieces[0].dim())]))
+        return bias.run(self.joined(pieces), vector)[0]

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from convgen.operations.rimmed import to_parts
 from convgen.operations.row import At
 
 from .conversions import consecutive, flat, named, pack, unflat, within
@@ -42,13 +43,14 @@ class Going(NamedTuple):
     """A chunk of a conversion on its way."""
 
     step: str
-    move: Move
+    kind: str
+    over: tuple[str, ...]
     here: RowHere
     pending: Pending
     landed: Callable[[Tensor], Tensor]
 
     def wait(self) -> Tensor:
-        with noted("wait", self.step), named(self.step, self.move.kind, self.move.over, self.here):
+        with noted("wait", self.step), named(self.step, self.kind, self.over, self.here):
             got = self.pending.wait()
         return self.landed(got)
 
@@ -62,10 +64,11 @@ def send(move: Move, step: str, value: Tensor, d: int, rows: Rows, here: RowHere
     """Start a conversion of some rows of a value.
 
     Args:
-        value: those rows of what the rank has.
+        value: those rows of what the rank has; channels in parts, where they go so.
         d: the dimension of the rows, which the conversion leaves as it is.
     """
     kind, over, src, dst, _, dtype = move
+    in_parts, kind = kind.endswith("_parts"), kind.removesuffix("_parts")
     own, value = value.dtype, value if dtype is None else value.to(dtype)
     stand, group = here.layer, here.group(over)
     held, kept = cut(here.held(src), d, rows), cut(here.held(dst), d, rows)
@@ -75,6 +78,8 @@ def send(move: Move, step: str, value: Tensor, d: int, rows: Rows, here: RowHere
         packed, splits = flat(value, stand), [stand.size(p, "") for p in pieces]
 
         def landed(got: Tensor) -> Tensor:
+            if in_parts:
+                return got.to(own)
             if consecutive(pieces, kept, "", stand):
                 return unflat(got, stand.shape(kept, ""), stand).to(own)
             out = _empty(value, kept, stand)
@@ -84,7 +89,10 @@ def send(move: Move, step: str, value: Tensor, d: int, rows: Rows, here: RowHere
     else:
         scatters = kind == "reduce_scatter"
         pieces = [cut(held_at(stand, dst, p, 0), d, rows) for p in peers] if scatters else []
-        packed = pack(value, held, pieces, "", stand) if scatters else flat(value, stand)
+        if in_parts:  # zeros of a rank that computes nothing come as a tensor
+            packed = value if value.dim() == 1 else to_parts(value, len(peers))
+        else:
+            packed = pack(value, held, pieces, "", stand) if scatters else flat(value, stand)
         parts = [ith_part(0, packed.numel(), len(peers), i) for i in range(len(peers))]
         splits = [stand.size(p, "") for p in pieces] if scatters else [hi - lo for lo, hi in parts]
 
@@ -93,7 +101,7 @@ def send(move: Move, step: str, value: Tensor, d: int, rows: Rows, here: RowHere
 
     with named(step, kind, over, here):
         pending = begin(here.place.transport, kind, packed, splits, group, CHUNKS)
-    return Going(step, move, here, pending, landed)
+    return Going(step, kind, over, here, pending, landed)
 
 
 class ChunkHere(NamedTuple):
@@ -230,12 +238,17 @@ class Chunked:
 
     # ---- Together ----
 
-    def joined(self, pieces: Sequence[Tensor]) -> Tensor:
-        """The result on this rank, as it is stored if it goes by chunks."""
+    def joined(self, pieces: Sequence[Tensor], bias: Tensor | None = None) -> Tensor:
+        """The result on this rank, as it is stored if it goes by chunks.
+
+        Args:
+            bias: that is added to it, if it does.
+        """
         pieces = pieces[: len(self.parts)]
         if not self.of_result:
             return put_together(self.whole, self.places, pieces)
-        return self._together(self.e, self.here.held(self.store[-1].dst) if self.store else self.whole, "makes", pieces)
+        whole = self.here.held(self.store[-1].dst) if self.store else self.whole
+        return self._together(self.e, whole, "makes", pieces, bias)
 
     def collected(self, gradients: Sequence[Tensor]) -> Tensor:
         """The gradient of this rank's block of the operand that came by chunks; the last chunk first."""
@@ -243,12 +256,16 @@ class Chunked:
         whole = self.here.held(self.back[-1].dst) if self.back else self.held[self.k]
         return self._together(self.d, whole, "brings", gradients[::-1][: len(self.parts)])
 
-    def _together(self, d: int, whole: Box, rows: str, pieces: Sequence[Tensor]) -> Tensor:
+    def _together(self, d: int, whole: Box, rows: str, pieces: Sequence[Tensor], bias: Tensor | None = None) -> Tensor:
         if len(self.parts) == 1:
-            return pieces[0]
+            return pieces[0] if bias is None else pieces[0] + bias
         out = _empty(pieces[0], whole, self.stand)
         for part, piece in zip(self.parts, pieces, strict=True):
-            within(out, whole, cut(whole, d, getattr(part, rows))).copy_(piece)
+            place = within(out, whole, cut(whole, d, getattr(part, rows)))
+            if bias is None:
+                place.copy_(piece)
+            else:
+                torch.add(piece, bias, out=place)
         return out
 
     def summed(self, k: int, gradients: Sequence[Tensor]) -> Tensor:

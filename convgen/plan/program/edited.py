@@ -9,6 +9,7 @@ or it is refused.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
@@ -28,7 +29,7 @@ from convgen.plan.program.written import program_of
 from convgen.program.again import stretches
 from convgen.program.chunks import chunk_faults
 from convgen.program.early import early_faults, interior_rows
-from convgen.program.flow import never_asked
+from convgen.program.flow import Start, never_asked
 from convgen.program.forms import ended, part_faults, rim_faults
 from convgen.program.network import Bucket, Moved, Program, Value, label
 from convgen.program.network_text import BACKWARD, FORWARD, KINDS, PRODUCTS, SECTIONS, head, show
@@ -53,7 +54,7 @@ _TYPE = re.compile(r"([^\s,\[\]]+)\[([^\]]*)\]")
 _MADE = re.compile(r"(%\S+(?:, %\S+)*) = .* : (.+)")
 _MOVE = re.compile(rf"%\S+ = (?:start )?(?:{'|'.join(('slice', *COLLECTIVES))})(?: add| merge)? %.*")
 _STARTED = re.compile(r"%(\S+) = start .* : .*")
-_FORM = re.compile(r"%(\S+) = \w+ .* as=(rim|parts) : .*")
+_FORM = re.compile(r"%([^\s:]+)(?::\d+)? = \w+ .* as=(rim|parts) : .*")
 _BUCKET = re.compile(r"%(bucket_\w+) = start all_reduce (%\S+(?:, %\S+)*) over=(\S+)")
 _STATISTICS = re.compile(_BUCKET.pattern.replace("bucket_", "statistics_"))
 _PART = r"interior|boundary|chunk [0-9]{1,6}/[0-9]{1,6} of \w+"
@@ -324,14 +325,20 @@ def _refuse_apart(text: ProgramText, parts: Parts, groups: Mapping[Group, int]) 
     )  # fmt: skip
     again = tuple(s for s in stretches(program) if s.path in text.again)
     known = chains(replace(program, again=again))
+    readers = Counter(v for bound in parts.rows for v in bound.reads)
+    kept = {v for _, v in (*parts.outputs, *parts.updates)}
     for group, number in groups.items():
-        line = head(joined([parts.rows[i] for i in group]))
-        alike = any(group == chain[n : n + len(group)] for chain in known for n in range(len(chain)))
+        one = joined([parts.rows[i] for i in group])
+        assert isinstance(one.operation, Fused)
+        if one.operation.chain is not None:  # element by element
+            inner = [parts.rows[i].makes[0] for i in group[:-1]]
+            alike, faults = all(readers[v] == 1 and v not in kept for v in inner), iter(())
+        else:
+            alike = any(group == chain[n : n + len(group)] for chain in known for n in range(len(chain)))
+            faults = joining_faults(one.operation)
         found = [] if alike else ["more reads what lies between, or it is no row by row"]
-        operation = joined([parts.rows[i] for i in group]).operation
-        assert isinstance(operation, Fused)
-        for fault in found or joining_faults(operation):
-            raise text.refused(number, f"rows can't be one: {fault}: {line!r}")
+        for fault in found or faults:
+            raise text.refused(number, f"rows can't be one: {fault}: {head(one)!r}")
 
 
 def _whole(bound: Bound, grid: Grid) -> PlacedRow:
@@ -475,9 +482,10 @@ def _with_forms(text: ProgramText, program: Program, wrong: list[_Wrong]) -> Pro
     for number, line in text.lines:
         if match := _FORM.fullmatch(line):
             forms[match[1]] = number, "rim" if match[2] == "rim" else "parts"
-    moved = (*program.forward(), *program.backward(of_inputs=True), *never_asked(program))
+    flow = (*program.forward(), *program.backward(of_inputs=True), *never_asked(program))
+    by_chunks = [m for start in flow if isinstance(start, Start) and start.chunk == 1 for m in start.moved]
     rows = [*program.rows]
-    for m in (m for m in moved if isinstance(m, Moved) and m.step in forms):
+    for m in (m for m in (*flow, *by_chunks) if isinstance(m, Moved) and m.step in forms):
         (number, form), (*of, side), k, row = forms[m.step], m.chain[0].split(), m.chain[1], rows[m.row]
         one, made = dict(row.derived)[int(of[1])] if of else row, side in ("store", "given")
         found = part_faults(one, k, program.grid, made=made) if form == "parts" else rim_faults(one, k, program.grid)
