@@ -27,12 +27,14 @@ from convgen.operations.chains import MADE, ChainStep, ElementChain, how_it_lies
 from convgen.operations.evaluated_norm import EvaluatedNorm
 from convgen.operations.pointwise import affine, bias
 from convgen.operations.row import Operation
+from convgen.packages import kernel_modules
 from convgen.plan.program.edited import read_text
 from convgen.program.network_text import show
 from convgen.spec.exported import graph_of
 from convgen.spec.graph_edit import with_dtype
 from convgen.verify.interpreter import launch
 from convgen.verify.network import check_network, report_text
+from convgen.verify.virtual import World
 
 ONES = {
     "relu": ("relu", ()), "silu": ("silu", ()), "sigmoid": ("sigmoid", ()), "hardswish": ("hardswish", ()),
@@ -340,6 +342,42 @@ def test_a_vector_over_channels_is_no_row_of_pixels() -> None:
     assert shape_beside(vector, y) == (1, 5, 1, 1) and how_it_lies((1, 5, 1, 1), shape) == "nc"
     turned = replace(bias(shape).signatures[0].inputs[0], dims=tuple(reversed(y.dims)))
     assert shape_beside(turned, y) is None
+
+
+def test_chains_under_autocast(tmp_path: Any) -> None:
+    """What has the narrow type by then is a chain's, forward and backward, as without autocast."""
+    module = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
+    graph, tensors = graph_of(module.train(), (torch.randn(4, 16),), name="narrow")
+    one = compile_network(graph, Grid((("N", 2),)), target=SM_90)
+    launched: list[str] = []
+
+    def counted(kernel: Any, *args: Any, **constants: Any) -> None:
+        launched.extend([kernel.fn.__name__] if kernel.fn.__name__.startswith("chain_") else [])
+        launch(kernel, *args, **constants)
+
+    with loaded(one, {**tensors, **module.state_dict()}, tmp_path) as package:
+        package.NET.device = "cpu"
+        for kernels in kernel_modules(package):
+            kernels.launch = counted
+
+        def step(end: Any) -> tuple[Tensor, Any]:
+            mesh = package.init_mesh("cpu", transport=end)
+            model = package.Network(mesh).train()
+            x = torch.randn(4, 16, generator=torch.Generator().manual_seed(1))
+            with torch.autocast("cpu", torch.bfloat16):
+                y = model(package.scatter("input", x, mesh))
+            y.float().square().sum().backward()
+            return y, model.full_gradients()
+
+        (y, gradients), _ = World(2).run(step)
+    x = torch.randn(4, 16, generator=torch.Generator().manual_seed(1))
+    with torch.autocast("cpu", torch.bfloat16):
+        want = module(x)
+    want.float().square().sum().backward()
+    assert Counter(launched) == {"chain_forward": 2, "chain_backward": 2}
+    torch.testing.assert_close(y, want[:2], rtol=0.05, atol=0.02)
+    for name, p in module.named_parameters():
+        torch.testing.assert_close(gradients[name], p.grad, rtol=0.1, atol=0.1)
 
 
 def test_a_chain_in_a_text() -> None:

@@ -290,6 +290,8 @@ class Fused(Operation):
 
     def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
         """By its parts; of what lies between, operand 0 has the type."""
+        if self._chained(at, operands) is not None:  # under autocast, too: all has one type
+            return True
         if at.low is not None or self._masked(at, operands) is not None:
             return False
         if self.kernel(at, operands) is not None:
