@@ -15,10 +15,12 @@ code makes is asked of it, as ranks ask it that compute nothing (`types_under`).
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from convgen.operations.autocast import AUTOCAST, types_under, usual_types
 from convgen.operations.bound import Bound
+from convgen.operations.row import Operation
 from convgen.program.rows import PlacedRow, gradients_kinds, reads_of
 from convgen.spec.graph import FLOATS
 
@@ -136,16 +138,32 @@ def _of_row(
     Args:
         gradients: of results, complete.
     """
-    operation, kinds = bound.operation, bound.autocast
-    reads = tuple(values[v] for v in bound.reads)
+    given, sums = tuple([gradients.get(v) for v in bound.makes]), tuple([summed.get(v) for v in bound.reads])
+    reads, made = tuple([values[v] for v in bound.reads]), tuple([values.get(v) for v in bound.makes])
+    return _alike(low, bound.operation, bound.autocast, way, reads, made, given, sums)
+
+
+@lru_cache(maxsize=1 << 12)
+def _alike(
+    low: str,
+    operation: Operation,
+    kinds: tuple[str, ...],
+    way: int,
+    reads: Types,
+    made: tuple[str | None, ...],
+    gradients: tuple[str | None, ...],
+    summed: tuple[str | None, ...],
+) -> RowTypes:
+    """Of rows that are alike but for the names of their values, those of which nobody reads None."""
+    bound = Bound(operation, reads, ("",) * len(made), autocast=kinds)
     fetch = tuple(_carried(kinds, k, kind, low) for k, kind in enumerate(reads))
     usual = usual_types(operation.signatures[way].results, reads)
-    if low and not all(bound.makes):
+    if low and not all(made):
         usual = types_under(operation, way, reads, kinds, low)
-    store = tuple(values.get(v, kind) for v, kind in zip(bound.makes, usual, strict=True))
-    given = tuple(gradients.get(v, kind) for v, kind in zip(bound.makes, store, strict=True))
-    back = tuple(summed.get(v, kind) for v, kind in zip(bound.reads, fetch, strict=True))
-    back_here = tuple(summed.get(v, kind) for v, kind in zip(bound.reads, reads, strict=True))
+    store = tuple(known or kind for known, kind in zip(made, usual, strict=True))
+    given = tuple(known or kind for known, kind in zip(gradients, store, strict=True))
+    back = tuple(known or kind for known, kind in zip(summed, fetch, strict=True))
+    back_here = tuple(known or kind for known, kind in zip(summed, reads, strict=True))
     read = {"operand": reads, "result": store, "gradient": store if operation.has_between else given}
     own: list[tuple[str, OwnTypes]] = []
     for k, operand in enumerate(operation.signatures[0].inputs):
@@ -153,7 +171,7 @@ def _of_row(
             continue
         there, taken = [read[kind][n] for kind, n in reads_of(operation, one.reads)], gradients_kinds(bound, one.reads)
         brought = tuple(_carried(taken, j, kind, low) for j, kind in enumerate(there))
-        kind = summed.get(bound.reads[k], "")
+        kind = summed[k]
         if not kind:
             kind = types_under(one.operation, 0, brought, taken, low)[0] if low else reads[k]
         own.append((operand.name, OwnTypes(_computed(taken, brought), brought, kind)))
