@@ -123,6 +123,15 @@ class Machine:
         return self.launch_s if self.network_launch_s is None else self.network_launch_s
 
     @property
+    def computing(self) -> Machine:
+        """The same with no word on links: what ranks compute takes as long on machines that are alike in it."""
+        return replace(
+            self,
+            name="", levels=(), collectives=RINGS, misfits=(), steps=self.steps.computing, uncertainty=(),
+            message_processor_s=0.0, processor_s_per_byte=0.0, hides_gradients=False,
+        )  # fmt: skip
+
+    @property
     def without_bytes(self) -> Machine:
         """The same with links that take nothing but latencies."""
         levels = tuple(

@@ -82,6 +82,11 @@ class MeasuredSteps:
         found = self.known.get(step)
         return None if found is None else found.seconds
 
+    @property
+    def computing(self) -> MeasuredSteps:
+        """Those that move nothing."""
+        return MeasuredSteps(tuple([pair for pair in self.steps if not isinstance(pair[0], Travel)]))
+
     def updated(self, newer: MeasuredSteps) -> MeasuredSteps:
         """With others, which count where both were measured."""
         return MeasuredSteps(tuple({**self.known, **newer.known}.items()))

@@ -66,18 +66,15 @@ class Moves:
 
     def chain(self, sets: IndexSets, src: Layout, dst: Layout) -> int:
         """Picoseconds from one layout to another."""
-        return 0 if src == dst else self.along(self.routes.direct(sets, src, dst))
+        return self.along(self.routes.direct(sets, src, dst))
 
     def collected(self, sets: IndexSets, found: Layout, stored: Layout) -> int:
         """Picoseconds from a gradient as a row found it to where the operand is stored."""
         return self.along(self.routes.collecting(sets, found, stored))
 
     def reduced(self, sets: IndexSets, made: Layout, stored: Layout, reduction: Reduction) -> int:
-        """Picoseconds from a result as a row makes it to where it is stored; what is no sum is gathered first."""
-        if reduction == "sum" or not made.partial:
-            return self.chain(sets, made, stored)
-        first = Conversion("all_gather", made.partial, made, made.summed, reduction)
-        return self.conversion(sets, first) + self.chain(sets, made.summed, stored)
+        """Picoseconds from a result as a row makes it to where it is stored."""
+        return self.along(self.routes.reducing(sets, made, stored, reduction))
 
     def along(self, route: Route) -> int:
         """Picoseconds."""

@@ -333,7 +333,8 @@ class MemoryWalk:
             for j, chain in enumerate(row.given):
                 if (name := row.bound.makes[j]) in storage and moves(chain):
                     given += self._bytes(chain[-1].dst, sets, types.given[j])
-                    gone += sizes[storage[name]] * (Counter(storage.values())[storage[name]] == 1 and not row.derived)
+                    alone = not row.derived and [*storage.values()].count(storage[name]) == 1
+                    gone += sizes[storage[name]] * alone
             hands_on = row.bound.operation.hands_gradient_on or (self.norms.get(i) == "handed")
             same = hands_on and storage.get(row.bound.makes[0])
             for k, name in enumerate(row.bound.reads):

@@ -41,8 +41,9 @@ class Relaxed(Price):
     """
 
     def __init__(self, price: Price, rank: int, share: float) -> None:
-        super().__init__(price.grid, price.machine, price.dtype)
+        super().__init__(price.grid, price.machine, price.dtype, price.computed)
         self.price, self.rank, self.share = price, rank, share
+        self._local: dict[object, int] = {}
         self.moves = _Waited(price, share)
 
     def of(self, kind: str) -> Price:

@@ -11,16 +11,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from convgen.algebra.blocks import Uneven
 from convgen.algebra.grid import Grid
 from convgen.algebra.index_sets import IndexSets
-from convgen.algebra.involved import Involved, Rest, Side, collected, involved, largest, sides_of, small_chain, widths
+from convgen.algebra.involved import (
+    NAME,
+    Involved,
+    Rest,
+    Side,
+    collected,
+    involved,
+    largest,
+    sides_of,
+    small_chain,
+    widths,
+)
 from convgen.algebra.layout import Axes, Layout, Window
 from convgen.algebra.redistribute import Conversion, Kind
+from convgen.algebra.signature import Reduction
 from convgen.cost.busiest import Counts, busiest, messages, most_traffic, travelling
 from convgen.cost.links import MOST_PAIRS, Links, Loads
 from convgen.cost.machine import Level
@@ -52,6 +64,8 @@ class Exchange(NamedTuple):
 
 
 Step = Collective | Exchange
+Stored = tuple[Axes, ...]
+How = Literal["fetch", "collect"] | Reduction
 
 
 @dataclass(eq=False, slots=True)
@@ -65,6 +79,9 @@ class Route:
     steps: tuple[Step, ...]
 
 
+STAYS = Route(())
+
+
 class Routes:
     """Of a grid, on levels of links that hold so many ranks each.
 
@@ -76,6 +93,9 @@ class Routes:
         self.grid, self.links = grid, Links(grid, levels)
         self.plain = len(levels) == 1 and levels[0].shared_bytes_per_s is None
         self._known: dict[object, Route] = {}
+        self._direct: dict[tuple[IndexSets, Layout, Layout], Route] = {}
+        self._several: dict[object, tuple[Route, ...]] = {}
+        self._stored: dict[Stored, Layout] = {}
         self._sides: dict[tuple[IndexSets, str], tuple[tuple[int, Side], ...]] = {}
         self._numbers: dict[Side, int] = {}
         self._rests: dict[Rest, tuple[int, bool]] = {}
@@ -83,12 +103,46 @@ class Routes:
         self._crossed: dict[Axes, tuple[Counts, Counts, Counts]] = {}
         self._blocks: dict[tuple[int, Axes, Window | None], tuple[int, bool]] = {}
 
+    def several(self, how: How, sets: IndexSets, one: Layout, stored: tuple[Stored, ...]) -> tuple[Route, ...]:
+        """Between a layout and each of several ways to store the tensor. Machines with other links ask the same."""
+        key = how, sets, one, stored
+        if (found := self._several.get(key)) is None:
+            found = self._several[key] = tuple([self.one(how, sets, one, self._as_stored(s)) for s in stored])
+        return found
+
+    def one(self, how: How, sets: IndexSets, one: Layout, stored: Layout) -> Route:
+        """From where a tensor is stored to what is wanted; or from a gradient, or a result by its reduction, back."""
+        if how == "fetch":
+            return self.direct(sets, stored, one)
+        return self.collecting(sets, one, stored) if how == "collect" else self.reducing(sets, one, stored, how)
+
+    def _as_stored(self, stored: Stored) -> Layout:
+        if (found := self._stored.get(stored)) is None:
+            found = self._stored[stored] = Layout(NAME, stored)
+        return found
+
     def direct(self, sets: IndexSets, src: Layout, dst: Layout) -> Route:
         """From one layout to another."""
-        what = self._what(sets, src, dst)
-        if (found := self._known.get(what)) is None:
-            found = self._known[what] = Route(self._chain(sets, src, dst))
+        if src == dst:
+            return STAYS
+        key = sets, src, dst
+        if (found := self._direct.get(key)) is None:
+            what = self._what(sets, src, dst)
+            if (found := self._known.get(what)) is None:
+                found = self._known[what] = Route(self._chain(sets, src, dst))
+            self._direct[key] = found
         return found
+
+    def reducing(self, sets: IndexSets, made: Layout, stored: Layout, reduction: Reduction) -> Route:
+        """From a result as a row makes it to where it is stored; what is no sum is gathered first."""
+        if reduction == "sum" or not made.partial:
+            return self.direct(sets, made, stored)
+        what = reduction, sets, made, stored
+        if (known := self._known.get(what)) is None:
+            first = self.step(sets, Conversion("all_gather", made.partial, made, made.summed, reduction))
+            rest = self.direct(sets, made.summed, stored).steps
+            known = self._known[what] = Route(rest if first is None else (first, *rest))
+        return known
 
     def collecting(self, sets: IndexSets, found: Layout, stored: Layout) -> Route:
         """From a gradient as a row found it to where the operand is stored."""

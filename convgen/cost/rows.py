@@ -7,8 +7,8 @@ operation does for each operand that wants a gradient: exact for products, of wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -28,6 +28,7 @@ from convgen.cost.machine import LocalTimes, Machine
 from convgen.cost.measured_steps import Work as StepWork
 from convgen.cost.moving import PICOSECONDS, Moves
 from convgen.cost.network import element_bytes
+from convgen.cost.routes import How
 from convgen.cost.work import most_work, taken_back
 from convgen.errors import InputError
 from convgen.operations.row import Launch, Operation, Work
@@ -54,20 +55,39 @@ def held(time_ps: int) -> int:
     return time_ps
 
 
-class Price:
-    """What steps cost on a machine, for values of one dtype on one grid. Remembers what it was asked."""
+@dataclass(frozen=True, eq=False)
+class Computed:
+    """What is known of a grid's rows that links don't decide: layouts, and what ranks compute."""
 
-    def __init__(self, grid: Grid, machine: Machine, dtype: str) -> None:
+    tensors: dict[Signature, dict[str, IndexSets]] = field(default_factory=dict[Signature, dict[str, IndexSets]])
+    layouts: dict[tuple[Signature, str, Roles, bool], Layout] = field(
+        default_factory=dict[tuple[Signature, str, Roles, bool], Layout]
+    )
+    local: dict[object, int] = field(default_factory=dict[object, int])
+    phases: dict[tuple[Operation, int, Roles], tuple[float | None, ...]] = field(
+        default_factory=dict[tuple[Operation, int, Roles], tuple[float | None, ...]]
+    )
+    measured: dict[object, float | None] = field(default_factory=dict[object, float | None])
+    ways: dict[tuple[Operation, int], list[tuple[int, tuple[int, Roles]]]] = field(
+        default_factory=dict[tuple[Operation, int], list[tuple[int, tuple[int, Roles]]]]
+    )
+
+
+class Price:
+    """What steps cost on a machine, for values of one dtype on one grid. Remembers what it was asked.
+
+    Args:
+        computed: on machines that differ in links alone.
+    """
+
+    def __init__(self, grid: Grid, machine: Machine, dtype: str, computed: Computed | None = None) -> None:
         self.grid, self.machine, self.dtype = grid, machine, dtype
         self.element_bytes = DTYPE_BYTES.get(dtype) or element_bytes(dtype)
         self.moves = Moves(grid, machine, self.element_bytes)
-        self._tensors: dict[Signature, dict[str, IndexSets]] = {}
-        self._phases: dict[tuple[Operation, int, Roles], tuple[float | None, ...]] = {}
-        self._measured: dict[object, float | None] = {}
-        self._local: dict[object, int] = {}
-        self._layouts: dict[tuple[Signature, str, Roles, bool], Layout] = {}
-        self._stored: dict[Stored, Layout] = {}
-        self._vectors: dict[tuple[str, IndexSets, Layout, tuple[Stored, ...]], Counts] = {}
+        self.computed = own = computed or Computed()
+        self._tensors, self._layouts, self._local = own.tensors, own.layouts, own.local
+        self._phases, self._measured = own.phases, own.measured
+        self._vectors: dict[tuple[How, IndexSets, Layout, tuple[Stored, ...]], Counts] = {}
         self._others: dict[str, Price] = {}
 
     def of(self, kind: str) -> Price:
@@ -79,7 +99,7 @@ class Price:
         if kind in ("", self.dtype) or (kind, self.dtype) == ("float32", TFLOAT32):
             return self
         if kind not in self._others:
-            self._others[kind] = Price(self.grid, self.machine, kind)
+            self._others[kind] = _new_price(self.grid, self.machine, kind)
         return self._others[kind]
 
     @cached_property
@@ -305,7 +325,7 @@ class Price:
 
     def fetched(self, sets: IndexSets, stored: tuple[Stored, ...], wanted: Layout) -> Counts:
         """Picoseconds from each of these to what is wanted."""
-        return self._vector("fetch", sets, wanted, stored, lambda s: self.moves.chain(sets, s, wanted))
+        return self._vector("fetch", sets, wanted, stored)
 
     def reduced(
         self,
@@ -321,11 +341,7 @@ class Price:
         Args:
             parameter: whether the result is a parameter's gradient.
         """
-
-        def to(there: Layout) -> int:
-            return self.moves.reduced(sets, made, there, reduction)
-
-        return self._vector(reduction, sets, made, stored, to, parameter=parameter)
+        return self._vector(reduction, sets, made, stored, parameter=parameter)
 
     def collected(
         self, sets: IndexSets, found: Layout, stored: tuple[Stored, ...], *, parameter: bool = False
@@ -335,38 +351,34 @@ class Price:
         Args:
             parameter: whether it is a parameter's.
         """
-        return self._vector(
-            "collect", sets, found, stored, lambda s: self.moves.collected(sets, found, s), parameter=parameter
-        )
+        return self._vector("collect", sets, found, stored, parameter=parameter)
 
     def _vector(
-        self,
-        what: str,
-        sets: IndexSets,
-        one: Layout,
-        stored: tuple[Stored, ...],
-        of: Callable[[Layout], int],
-        *,
-        parameter: bool = False,
+        self, how: How, sets: IndexSets, one: Layout, stored: tuple[Stored, ...], *, parameter: bool = False
     ) -> Counts:
         if parameter and self.machine.hides_gradients:
             return np.zeros(len(stored), dtype=np.int64)
-        key = (what, sets, one, stored)
+        key = (how, sets, one, stored)
         if (found := self._vectors.get(key)) is None:
-            found = np.array([held(of(self._as_stored(s))) for s in stored], dtype=np.int64)
-            self._vectors[key] = found
-        return found
-
-    def _as_stored(self, stored: Stored) -> Layout:
-        if (found := self._stored.get(stored)) is None:
-            found = self._stored[stored] = Layout(NAME, stored)
+            routes = self.moves.routes.several(how, sets, one, stored)
+            found = self._vectors[key] = np.array([held(self.moves.along(route)) for route in routes], dtype=np.int64)
         return found
 
 
 @lru_cache(maxsize=32)
 def price_on(grid: Grid, machine: Machine, dtype: str) -> Price:
     """One for all searches of a grid."""
-    return Price(grid, machine, dtype)
+    return _new_price(grid, machine, dtype)
+
+
+def _new_price(grid: Grid, machine: Machine, dtype: str) -> Price:
+    return Price(grid, machine, dtype, computed_on(grid, machine.computing, dtype))
+
+
+@lru_cache(maxsize=32)
+def computed_on(_grid: Grid, _computing: Machine, _dtype: str) -> Computed:
+    """One for all machines that compute alike."""
+    return Computed()
 
 
 @dataclass(frozen=True)

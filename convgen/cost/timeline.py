@@ -34,7 +34,7 @@ from convgen.cost.machine import Machine
 from convgen.cost.moving import PICOSECONDS, Moves
 from convgen.cost.network import bucket_record
 from convgen.cost.routes import forget_routes
-from convgen.cost.rows import Price, price_on
+from convgen.cost.rows import Price, computed_on, price_on
 from convgen.cost.work import taken_back, work_by_rank
 from convgen.operations.row import Operation
 from convgen.program.chunks import shares
@@ -422,7 +422,7 @@ def forget() -> None:
     """Let go of what is remembered of steps and their prices, as of sizes that nobody asks for again."""
     for known in (_conversion_seconds, _chunk_seconds, local_seconds, _busy_seconds, _copied, _held_result, _interior):
         known.cache_clear()
-    for known in (price_on, index_sets, one_tensor, sides_of):
+    for known in (price_on, computed_on, index_sets, one_tensor, sides_of):
         known.cache_clear()
     forget_routes()
 

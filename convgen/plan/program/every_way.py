@@ -6,6 +6,7 @@ number of bits; what a way computes is looked up by these.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -32,6 +33,12 @@ def every_way(operation: Operation, price: Price, most: float, *, idle: bool = F
         most: ways that take more than so many times the fastest's are left out.
         idle: whether ranks may have nothing to do.
     """
+    if (known := price.computed.ways.get((operation, most))) is None:
+        known = price.computed.ways[operation, most] = [*_served(operation, price, most)]
+    return known
+
+
+def _served(operation: Operation, price: Price, most: int) -> Iterator[tuple[int, Way]]:
     found: list[tuple[int, int, _Ways, int]] = []
     for number, signature in enumerate(operation.signatures):
         if signature.reduction != "max":
@@ -39,7 +46,7 @@ def every_way(operation: Operation, price: Price, most: float, *, idle: bool = F
             locals_ = _local(operation, number, ways, price)
             found += [(ps, number, ways, k) for k, ps in enumerate(locals_)]
     least = min((ps for ps, *_ in found), default=0)
-    return [(ps, (number, ways.roles(k))) for ps, number, ways, k in found if ps <= most * least]
+    yield from ((ps, (number, ways.roles(k))) for ps, number, ways, k in found if ps <= most * least)
 
 
 @lru_cache(maxsize=64)
