@@ -18,6 +18,7 @@ from convgen.plan.fewer import without_idle
 from convgen.plan.program.by_timeline import overlapped_s
 from convgen.plan.program.nearby import Nearby
 from convgen.plan.program.overlapped import WORTH
+from convgen.plan.program.step_ps import Cost, at_least_ps, step_ps
 from convgen.plan.program.sweep import sweep
 from convgen.plan.program.written import plan_of, program_of
 from convgen.plan.setting import Setting
@@ -69,6 +70,19 @@ def test_row_by_row_costs_no_more_and_is_its_price() -> None:
         near.go_back(start)
         assert near.program.rows == program.rows
     assert less
+
+
+def test_rows_that_cost_otherwise_change_a_step_by_no_less_than_is_said() -> None:
+    draw = Random("at least")
+
+    def some() -> Cost:
+        return Cost(*(draw.choice((0, draw.randint(0, 30))) for _ in range(5)))
+
+    for _ in range(2000):
+        before = [some() for _ in range(draw.randint(1, 6))]
+        behind = [some() if draw.random() < 0.5 else cost for cost in before]
+        least = sum(at_least_ps(a, b) for a, b in zip(before, behind, strict=True))
+        assert least <= step_ps(behind) - step_ps(before), (before, behind)
 
 
 @pytest.mark.parametrize("in_order", [False, True], ids=("by the step", "in order"))

@@ -68,8 +68,8 @@ class Computed:
         default_factory=dict[tuple[Operation, int, Roles], tuple[float | None, ...]]
     )
     measured: dict[object, float | None] = field(default_factory=dict[object, float | None])
-    ways: dict[tuple[Operation, int], list[tuple[int, tuple[int, Roles]]]] = field(
-        default_factory=dict[tuple[Operation, int], list[tuple[int, tuple[int, Roles]]]]
+    ways: dict[tuple[Operation, float, bool], list[tuple[int, tuple[int, Roles]]]] = field(
+        default_factory=dict[tuple[Operation, float, bool], list[tuple[int, tuple[int, Roles]]]]
     )
 
 

@@ -33,12 +33,13 @@ def every_way(operation: Operation, price: Price, most: float, *, idle: bool = F
         most: ways that take more than so many times the fastest's are left out.
         idle: whether ranks may have nothing to do.
     """
-    if (known := price.computed.ways.get((operation, most))) is None:
-        known = price.computed.ways[operation, most] = [*_served(operation, price, most)]
+    key = operation, most, idle
+    if (known := price.computed.ways.get(key)) is None:
+        known = price.computed.ways[key] = [*_served(operation, price, most, idle=idle)]
     return known
 
 
-def _served(operation: Operation, price: Price, most: int) -> Iterator[tuple[int, Way]]:
+def _served(operation: Operation, price: Price, most: float, *, idle: bool) -> Iterator[tuple[int, Way]]:
     found: list[tuple[int, int, _Ways, int]] = []
     for number, signature in enumerate(operation.signatures):
         if signature.reduction != "max":

@@ -8,7 +8,7 @@ cost less; `bench/adversary.py` anneals by the same draws, to find what plans mi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from math import exp, prod
@@ -22,13 +22,14 @@ from convgen.cost.machine import Machine
 from convgen.cost.rows import Price, price_on, row_cost
 from convgen.operations.row import Operation
 from convgen.plan.program.candidates import Way, suggested, wanted
-from convgen.plan.program.step_ps import Cost, step_ps
+from convgen.plan.program.step_ps import Cost, at_least_ps, step_ps
 from convgen.program.biases import NONE
 from convgen.program.network import Program, asked
 from convgen.program.rows import Chain, PlacedRow, Stored, kept, place, place_gradient, serves, stored_by_name
 from convgen.program.types import RowTypes
 
 FAR = 8  # values that a draw stores alike
+NOTHING = Cost(0, 0, 0, 0)
 
 
 class Laid(NamedTuple):
@@ -91,7 +92,7 @@ class Nearby:
         self.alike_in = [self._alike_in(i, row) for i, row in enumerate(self.rows)]
         self.known = _known_on(self.price)  # of a row, by all that it depends on
         self.costs = [self._cost(i, row) for i, row in enumerate(self.rows)]
-        self.time_ps = self._took(self.costs)
+        self.time_ps = step_ps(self.costs) if by_step else sum(map(sum, self.costs))
         self.with_: dict[str, str] = {}  # buffers and what they become lie alike
         for buffer, value in program.updates:
             self.with_ |= {buffer: value, value: buffer}
@@ -104,9 +105,6 @@ class Nearby:
                     self.touching.setdefault(v, []).append(i)
         fixed = {n for n, v in program.values.items() if v.kind in ("input", "constant")} | {*frozen}
         self.free = [v for v in self.touching if v not in fixed and self.with_.get(v) not in fixed]
-
-    def _took(self, costs: Sequence[Cost]) -> int:
-        return step_ps(costs) if self.by_step else sum(map(sum, costs))
 
     def price_of(self, i: int) -> Price:
         """In the type of a row's local work."""
@@ -272,9 +270,8 @@ class Nearby:
             cheaper: also None where it costs as much or more, which is often known before all of it is placed.
         """
         touched = {i for v in stored for i in self.touching.get(v, ())} | {*laid}
-        left = sum(sum(self.costs[i]) for i in touched)
         anew: dict[int, Anew] = {}
-        costs: dict[int, Cost] = {}
+        keys: dict[int, object] = {}
         for i in touched:
             row = self.rows[i]
             one = laid.get(i) or Laid((row.way, row.roles), gradients_of(row))
@@ -284,19 +281,29 @@ class Nearby:
             reads = [stored.get(v, self.stored[v]) for v in row.bound.reads]
             makes = [stored.get(v, self.stored[v]) if v else s for v, s in zip(row.bound.makes, row.makes, strict=True)]
             anew[i] = Anew(one, reads, makes)
+            keys[i] = (self.alike_in[i], one.way, tuple(one.gradients.items()), *reads, *makes)
+        costs = {i: self.known[key] for i, key in keys.items() if key in self.known}
+        left = sum([self._saves(i, costs.get(i, NOTHING)) for i in touched])
         for i, how in anew.items():
-            key = (self.alike_in[i], how.laid.way, tuple(how.laid.gradients.items()), *how.reads, *how.makes)
-            if (cost := self.known.get(key)) is None:
-                cost = self._cost(i, self._placed(i, how)) if how.laid.gradients else self._by_vjp(i, how)
-                self.known[key] = cost
-            costs[i] = cost
-            left -= sum(cost)
-            if cheaper and not self.by_step and left <= 0:  # what is left to place costs nothing or more
+            if cheaper and left <= 0:  # what is left to place costs nothing or more
                 return None
-        more_ps = self._took([costs.get(i, cost) for i, cost in enumerate(self.costs)]) - self.time_ps
+            if i in costs:
+                continue
+            if (cost := self.known.get(keys[i])) is None:
+                cost = self._cost(i, self._placed(i, how)) if how.laid.gradients else self._by_vjp(i, how)
+                self.known[keys[i]] = cost
+            costs[i] = cost
+            left += self._saves(i, cost) - self._saves(i, NOTHING)
+        more_ps = -left
+        if self.by_step and not (cheaper and left <= 0):
+            more_ps = step_ps([costs.get(i, cost) for i, cost in enumerate(self.costs)]) - self.time_ps
         if cheaper and more_ps >= 0:
             return None
         return Change({i: (how, costs[i]) for i, how in anew.items()}, stored, more_ps)
+
+    def _saves(self, i: int, cost: Cost) -> int:
+        """Picoseconds that it takes less where a row costs so; of a step, at most."""
+        return -at_least_ps(self.costs[i], cost) if self.by_step else sum(self.costs[i]) - sum(cost)
 
     def _placed(self, i: int, how: Anew) -> PlacedRow:
         bound, ((number, roles), gradients) = self.rows[i].bound, how.laid

@@ -41,3 +41,15 @@ def step_ps(costs: Sequence[Cost]) -> int:
         taken += forward + computing + moving + together
         left = max(left - computing, 0) - together + sums
     return taken + left + max((one.latency for one in costs), default=0)
+
+
+def at_least_ps(old: Cost, new: Cost) -> int:
+    """Picoseconds that a step takes more, at least, where a row costs something else: less computing hides sums no
+    longer, and of less moving half as much was what sums took of the link.
+
+    Example:
+        >>> at_least_ps(Cost(10, 20, 6, 30), Cost(12, 25, 5, 20))
+        -10
+    """
+    forward, computing, moving, sums, latency = (b - a for a, b in zip(old, new, strict=True))
+    return forward + min(computing, 0) + min(moving, 2 * moving) + min(sums, 0) + min(latency, 0)
