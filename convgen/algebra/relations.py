@@ -434,6 +434,8 @@ def _by_integers(of: Any, lo: Any, hi: Any) -> tuple[Any, Any]:
     """A window that is said of integers, of arrays entry by entry."""
     if isinstance(lo, int) and isinstance(hi, int):
         return of(lo, hi)
-    ends = [of(int(a), int(b)) for a, b in zip(np.ravel(lo), np.ravel(hi), strict=True)]
+    entries = [*zip(np.ravel(lo).tolist(), np.ravel(hi).tolist(), strict=True)]
+    known = {entry: of(*entry) for entry in {*entries}}  # thousands of ranks have few blocks
+    ends = [known[entry] for entry in entries]
     first, last = (np.array(side, dtype=np.int64).reshape(np.shape(lo)) for side in zip(*ends, strict=True))
     return plain(first), plain(last)

@@ -50,15 +50,18 @@ def exchange_traffic(sets: IndexSets, src: Layout, dst: Layout, *, adds: bool = 
         own, need = sets.by_place(src, d), sets.by_place(dst, d)
         if not sources:
             own = own[0][:1], own[1][:1]
+        filled = own[1] > own[0]  # few of thousands of places may be: of the others, which overlap nothing, one counts
+        row = np.where(filled, np.cumsum(filled) - 1, filled.sum())[grid.places(sources)]
+        own = np.append(own[0][filled], 0), np.append(own[1][filled], 0)
         overlap = np.minimum.outer(own[1], need[1]) - np.maximum.outer(own[0], need[0])
         overlap = np.maximum(overlap, 0)
         both = np.stack([overlap, overlap > 0])
         shape = (2, len(overlap), *(grid.sizes[a] for a in dst.axes[d]))
         over = tuple(i + 2 for i, a in enumerate(dst.axes[d]) if a in moving)
-        to = both.reshape(shape).sum(axis=over).reshape(2, -1)
-        sent = sent * to.take(grid.places((*sources, *shared)), axis=1)
+        to = both.reshape(shape).sum(axis=over).reshape(2, len(overlap), -1)
+        sent = sent * to[:, row, grid.places(shared)]
         received = received * both.sum(axis=1).take(grid.places(dst.axes[d]), axis=1)
-        kept = kept * overlap.ravel().take(grid.places((*sources, *dst.axes[d])))
+        kept = kept * overlap[row, grid.places(dst.axes[d])]
     own_too = np.stack([kept, kept > 0])
     sent, received = sent - own_too, received - own_too
     most, messages = (int(n) for n in sent.max(axis=1))
