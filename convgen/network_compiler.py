@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 
 from convgen.algebra.algorithms import ALGORITHMS
 from convgen.algebra.grid import Grid
@@ -29,6 +29,7 @@ from convgen.kernels.norms import NormFile, norm_files
 from convgen.kernels.of_rows import ConvolutionFile, Measured, convolution_files
 from convgen.kernels.problem import Problem
 from convgen.knobs import verify_schedules
+from convgen.operations.row import Operation
 from convgen.passes.bucket_gradients import BucketGradients
 from convgen.passes.bucket_statistics import BucketStatistics
 from convgen.passes.chunk_collectives import ChunkCollectives
@@ -546,7 +547,14 @@ def network_parts(graph: Graph, described: Described) -> Parts:
         for t in described.tensors.values()
     ]
     stored = dict(graph.stored)
-    return Parts(graph.name, tensors, described.rows, graph.updates, graph.outputs, stored, given=graph.given)
+    rows = [replace(bound, operation=_one_of(bound.operation)) for bound in described.rows]
+    return Parts(graph.name, tensors, rows, graph.updates, graph.outputs, stored, given=graph.given)
+
+
+@lru_cache(maxsize=1 << 12)
+def _one_of(operation: Operation) -> Operation:
+    """The same object for operations that are alike: they are keys of every cache, and compared by what they are."""
+    return operation
 
 
 def _letters(shape: tuple[int, ...], floats: bool) -> tuple[str, ...]:

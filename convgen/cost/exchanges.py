@@ -8,6 +8,7 @@ over senders. What a rank needs of its own is then taken off.
 from __future__ import annotations
 
 from math import prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,17 +32,18 @@ def exchange_traffic(sets: IndexSets, src: Layout, dst: Layout, *, adds: bool = 
     arriving = {a for d in changed for a in dst.axes[d]}
     copies, addends = prod(grid.sizes[a] for a in moving - arriving), prod(grid.sizes[a] for a in src.partial)
     weight = sets.weight(src.tensor)
-    # Of each rank [elements, messages], and what it needs of its own.
-    sent = np.array([[copies * weight], [copies]], dtype=np.int64)
-    received = np.array([[addends * weight], [addends]], dtype=np.int64)
-    kept = np.array([weight], dtype=np.int64)
+    # Of each rank elements and messages, and what it needs of its own.
+    sent: list[Any] = [copies * weight, copies]
+    received: list[Any] = [addends * weight, addends]
+    kept: Any = weight
     for d in dims:
         if d not in changed:
             lo, hi = sets.by_place(src, d)
-            rows = np.maximum(hi - lo, 0)
-            some, place = np.stack([rows, rows > 0]), grid.places(src.axes[d])
-            sent, received = sent * some.take(place, axis=1), received * some.take(place, axis=1)
-            kept = kept * rows.take(place)
+            place = grid.places(src.axes[d])
+            rows = np.maximum(hi - lo, 0)[place]
+            for k, some in enumerate((rows, rows > 0)):
+                sent[k], received[k] = sent[k] * some, received[k] * some
+            kept = kept * rows
             continue
         # Numbers of the places that a rank takes on this dimension: where it owns, where it needs, and of the latter
         # what all receivers of its group share.
@@ -55,15 +57,13 @@ def exchange_traffic(sets: IndexSets, src: Layout, dst: Layout, *, adds: bool = 
         own = np.append(own[0][filled], 0), np.append(own[1][filled], 0)
         overlap = np.minimum.outer(own[1], need[1]) - np.maximum.outer(own[0], need[0])
         overlap = np.maximum(overlap, 0)
-        both = np.stack([overlap, overlap > 0])
-        shape = (2, len(overlap), *(grid.sizes[a] for a in dst.axes[d]))
-        over = tuple(i + 2 for i, a in enumerate(dst.axes[d]) if a in moving)
-        to = both.reshape(shape).sum(axis=over).reshape(2, len(overlap), -1)
-        sent = sent * to[:, row, grid.places(shared)]
-        received = received * both.sum(axis=1).take(grid.places(dst.axes[d]), axis=1)
-        kept = kept * overlap[row, grid.places(dst.axes[d])]
-    own_too = np.stack([kept, kept > 0])
-    sent, received = sent - own_too, received - own_too
-    most, messages = (int(n) for n in sent.max(axis=1))
-    other, others = (int(n) for n in received.max(axis=1))
+        shape = (len(overlap), *(grid.sizes[a] for a in dst.axes[d]))
+        over = tuple(i + 1 for i, a in enumerate(dst.axes[d]) if a in moving)
+        group, place = grid.places(shared), grid.places(dst.axes[d])
+        for k, both in enumerate((overlap, overlap > 0)):
+            to = both.reshape(shape).sum(axis=over).reshape(len(overlap), -1)
+            sent[k], received[k] = sent[k] * to[row, group], received[k] * both.sum(axis=0)[place]
+        kept = kept * overlap[row, place]
+    most, messages = (int(np.max(n - own)) for n, own in zip(sent, (kept, kept > 0), strict=True))
+    other, others = (int(np.max(n - own)) for n, own in zip(received, (kept, kept > 0), strict=True))
     return most, max(most, other), max(messages, others)
