@@ -279,7 +279,9 @@ class IndexSets:
             else:  # few of thousands of places may have rows
                 some, others = own[1] > own[0], need[1] > need[0]
                 one, other = ({a: at[k] for a, at in of.items()} for of, k in ((one, some), (other, others)))
-                meets = np.minimum.outer(own[1][some], need[1][others]) > np.maximum.outer(own[0][some], need[0][others])
+                meets = np.minimum.outer(own[1][some], need[1][others]) > np.maximum.outer(
+                    own[0][some], need[0][others]
+                )
             for a in equal:
                 meets &= np.equal.outer(one[a], other[a])
             senders, receivers = meets.any(axis=1), meets.any(axis=0)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from heapq import heappop, heappush
 
-from convgen.algebra.index_sets import IndexSets
-from convgen.algebra.layout import Layout
 from convgen.algebra.signature import Operand, Signature
 from convgen.cost.moving import PICOSECONDS
 from convgen.cost.rows import Price
@@ -32,7 +30,8 @@ def best_ways(operation: Operation, price: Price, parameters: tuple[str, ...], c
 
 @lru_cache(maxsize=4096)
 def _best(operation: Operation, price: Price, parameters: tuple[str, ...], count: int) -> tuple[Way, ...]:
-    own, coming = _OwnPrice(operation, price, parameters), iter(ways := _by_least(operation, price, parameters))
+    coming = iter(ways := _by_least(operation, price, parameters))
+    own = ways.own
     found: list[Way] = []
     after = next(coming, None)
     waiting: list[tuple[int, int, int, Way]] = []  # a heap: picoseconds so far, number, how many steps these are of
@@ -102,7 +101,11 @@ class _OwnPrice:
         self._results = len(operation.signatures[0].results)
         self._read = [k for k, parameter in enumerate(parameters) if not parameter]
         self.steps = self._results + 2 * len(self._read)
-        self._known: dict[tuple[IndexSets, Layout, bool], int] = {}
+        self._indices = [
+            [frozenset(i for d in o.dims for i in d.indices) for o in (*one.inputs, *one.results)]
+            for one in operation.signatures
+        ]
+        self._known: dict[object, int] = {}
 
     def computing(self, local: int) -> int:
         """Forward, and for each operand backward."""
@@ -110,47 +113,58 @@ class _OwnPrice:
 
     def least(self, local: int, way: Way) -> int:
         """With what is moved of parameters alone."""
-        signature, roles = self.operation.signatures[way[0]], dict(way[1])
         total = self.computing(local)
-        for operand, parameter in zip(signature.inputs, self.parameters, strict=True):
+        for k, parameter in enumerate(self.parameters):
             if parameter:
-                stored = kept(operand, signature, roles)
-                total += self._fetched(signature, operand, way[1], stored)
-                total += self._collected(signature, operand, way[1], stored, parameter)
+                total += self._once(self._fetched, k, way)
+                total += self._once(self._collected, k, way)
         return total
 
     def step(self, number: int, way: Way) -> int:
-        """What is moved of a result and its gradient; then of each operand that is no parameter, of its gradient, then
-        of it."""
-        signature, roles = self.operation.signatures[way[0]], dict(way[1])
+        """What is moved of a result and its gradient; then of each operand that is no parameter, of it, then of its
+        gradient, which takes longer to find."""
         if number < self._results:
-            result = signature.results[number]
-            sets, makes = self.price.tensors(signature)[result.name], self.price.wants(signature, result, way[1])
-            stored = tuple(made(result, signature, roles))
-            costs = self.price.reduced(sets, makes, stored, signature.reduction)
-            return int((costs + self.price.fetched(sets, stored, makes.summed)).min())
-        k, is_fetch = divmod(number - self._results, 2)
-        operand = signature.inputs[self._read[k]]
-        of = self._fetched if is_fetch else self._collected
-        return of(signature, operand, way[1], wanted(operand, signature, roles))
+            return self._once(self._made, len(self.parameters) + number, way)
+        k, is_gradient = divmod(number - self._results, 2)
+        return self._once(self._collected if is_gradient else self._fetched, self._read[k], way)
 
-    def _fetched(self, signature: Signature, operand: Operand, roles: Roles, stored: Stored) -> int:
-        sets, wants = self.price.tensors(signature)[operand.name], self.price.wants(signature, operand, roles)
-        if (known := self._known.get((sets, wants, True))) is None:
-            known = self._known[sets, wants, True] = int(self.price.fetched(sets, (stored,), wants)[0])
+    def _once(self, of: Callable[[int, Way], int], place: int, way: Way) -> int:
+        """Ways are alike for an operand, or a result, that give its own indices the same axes, and others the same."""
+        number, roles = way
+        indices = self._indices[number][place]
+        own, others = [], []
+        for role in roles:
+            if role[0] in indices:
+                own.append(role)
+            else:
+                others += role[1]
+        key = of.__name__, number, place, tuple(own), tuple(sorted(others))
+        if (known := self._known.get(key)) is None:
+            known = self._known[key] = of(place, way)
         return known
 
-    def _collected(
-        self, signature: Signature, operand: Operand, roles: Roles, stored: Stored, parameter: str = ""
-    ) -> int:
-        """An operand's gradient.
+    def _made(self, place: int, way: Way) -> int:
+        signature, roles = self.operation.signatures[way[0]], dict(way[1])
+        result = signature.results[place - len(self.parameters)]
+        sets, makes = self.price.tensors(signature)[result.name], self.price.wants(signature, result, way[1])
+        stored = tuple(made(result, signature, roles))
+        costs = self.price.reduced(sets, makes, stored, signature.reduction)
+        return int((costs + self.price.fetched(sets, stored, makes.summed)).min())
 
-        Args:
-            parameter: of one the type in which its gradient is summed.
-        """
-        sets, found = self.price.tensors(signature)[operand.name], self.price.gradient(signature, operand, roles)
-        if (known := self._known.get((sets, found, False))) is None:
-            there = self.price.of(parameter)
-            known = int(there.collected(sets, found, (stored,), parameter=bool(parameter))[0])
-            self._known[sets, found, False] = known
-        return known
+    def _stored(self, k: int, way: Way) -> tuple[Signature, Operand, Stored]:
+        """An operand, and how it is stored for a way."""
+        signature = self.operation.signatures[way[0]]
+        operand = signature.inputs[k]
+        return signature, operand, (kept if self.parameters[k] else wanted)(operand, signature, dict(way[1]))
+
+    def _fetched(self, k: int, way: Way) -> int:
+        signature, operand, stored = self._stored(k, way)
+        wants = self.price.wants(signature, operand, way[1])
+        return int(self.price.fetched(self.price.tensors(signature)[operand.name], (stored,), wants)[0])
+
+    def _collected(self, k: int, way: Way) -> int:
+        """An operand's gradient, of a parameter in the type in which it is summed."""
+        signature, operand, stored = self._stored(k, way)
+        found, parameter = self.price.gradient(signature, operand, way[1]), self.parameters[k]
+        sets = self.price.tensors(signature)[operand.name]
+        return int(self.price.of(parameter).collected(sets, found, (stored,), parameter=bool(parameter))[0])
