@@ -8,7 +8,7 @@ cost less; `bench/adversary.py` anneals by the same draws, to find what plans mi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import exp, prod

@@ -10,7 +10,7 @@ from convgen.algebra.signature import Operand, Signature
 from convgen.cost.moving import PICOSECONDS
 from convgen.cost.rows import Price
 from convgen.operations.row import Operation
-from convgen.plan.program.candidates import Roles, Way, made, wanted
+from convgen.plan.program.candidates import Way, made, wanted
 from convgen.plan.program.every_way import every_way
 from convgen.program.rows import Stored, kept
 
