@@ -10,7 +10,7 @@ Source: [CF] 2.3.2 (o_A and *), 2.3.5 (reductions); docs/design.md, One idea.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from convgen.algebra.notation import entry_text
 
@@ -93,3 +93,10 @@ class Layout:
         entries = [entry_text(a) + str(w or "") for a, w in zip(self.axes, self.windows, strict=True)]
         text = f"{self.tensor}[{', '.join(entries)}]"
         return text + (f" partial({','.join(self.partial)})" if self.partial else "")
+
+
+@lru_cache(maxsize=1 << 14)
+def one_of(layout: Layout) -> Layout:
+    """The same object for layouts that are alike: keys of caches are compared by what they are only where they are not
+    the same."""
+    return layout

@@ -30,7 +30,7 @@ from convgen.algebra.involved import (
     small_chain,
     widths,
 )
-from convgen.algebra.layout import Axes, Layout, Window
+from convgen.algebra.layout import Axes, Layout, Window, one_of
 from convgen.algebra.redistribute import Conversion, Kind
 from convgen.algebra.signature import Reduction
 from convgen.cost.busiest import Counts, busiest, messages, most_traffic, travelling
@@ -65,6 +65,7 @@ class Exchange(NamedTuple):
 
 Step = Collective | Exchange
 Stored = tuple[Axes, ...]
+What = tuple[tuple[object, ...], Axes, Axes, int, tuple[object, ...]]
 How = Literal["fetch", "collect"] | Reduction
 
 
@@ -93,6 +94,7 @@ class Routes:
         self.grid, self.links = grid, Links(grid, levels)
         self.plain = len(levels) == 1 and levels[0].shared_bytes_per_s is None
         self._known: dict[object, Route] = {}
+        self._alone: dict[object, tuple[Conversion, tuple[int, int]]] = {}  # but for how many elements move
         self._direct: dict[tuple[IndexSets, Layout, Layout], Route] = {}
         self._several: dict[object, tuple[Route, ...]] = {}
         self._stored: dict[Stored, Layout] = {}
@@ -118,7 +120,7 @@ class Routes:
 
     def _as_stored(self, stored: Stored) -> Layout:
         if (found := self._stored.get(stored)) is None:
-            found = self._stored[stored] = Layout(NAME, stored)
+            found = self._stored[stored] = one_of(Layout(NAME, stored))
         return found
 
     def direct(self, sets: IndexSets, src: Layout, dst: Layout) -> Route:
@@ -129,7 +131,7 @@ class Routes:
         if (found := self._direct.get(key)) is None:
             what = self._what(sets, src, dst)
             if (found := self._known.get(what)) is None:
-                found = self._known[what] = Route(self._chain(sets, src, dst))
+                found = self._known[what] = Route(self._chain(sets, src, dst, what))
             self._direct[key] = found
         return found
 
@@ -163,15 +165,23 @@ class Routes:
         """
         return None if c.kind == "slice" else self._counted(involved(sets, c.src, c.dst), c, rest, inner)
 
-    def _chain(self, sets: IndexSets, src: Layout, dst: Layout) -> tuple[Step, ...]:
+    def _chain(self, sets: IndexSets, src: Layout, dst: Layout, what: What) -> tuple[Step, ...]:
+        *moves, left, _ = what
+        if (known := self._alone.get(key := tuple(moves))) is not None:
+            return _collective(self.grid, *known, left)
         part = involved(sets, src, dst)
         chain = small_chain(part.sets, part.src, part.dst)
-        if len(chain) == 1:
-            return () if chain[0].kind == "slice" else (self._counted(part, chain[0], (), 1),)
-        steps = [self.step(part.sets, c, part.rest, part.inner) for c in chain]
-        return tuple([step for step in steps if step is not None])
+        if len(chain) > 1:
+            steps = [self.step(part.sets, c, part.rest, part.inner) for c in chain]
+            return tuple([step for step in steps if step is not None])
+        (c,) = chain
+        if c.kind == "exchange":
+            return (self._exchange(part, c, part.rest, left, part.inner),)
+        most = (0, 0) if c.kind == "slice" else busiest(part.sets, c.kind, c.over, part.src, part.dst)
+        self._alone[key] = c, most
+        return _collective(self.grid, c, most, left)
 
-    def _what(self, sets: IndexSets, src: Layout, dst: Layout) -> object:
+    def _what(self, sets: IndexSets, src: Layout, dst: Layout) -> What:
         """All that the price depends on: dimensions that change, elements for each of theirs, and those dimensions of
         which ranks have unlike many. Thousands of conversions are alike in it."""
         if (sides := self._sides.get((sets, src.tensor))) is None:
@@ -209,11 +219,8 @@ class Routes:
         left = prod([self._rest(r)[0] for r in others]) * inner * part.inner
         if c.kind == "exchange":
             return self._exchange(part, c, others, left, inner * part.inner)
-        sent, busy = (travelling(n * left, c) for n in busiest(part.sets, c.kind, c.over, part.src, part.dst))
-        if c.kind == "all_reduce":
-            p = self.grid.over(c.over)
-            sent = busy = busy + (p - 2) * -(-busy // p)
-        return Collective(c.kind, c.over, sent, busy)
+        (found,) = _collective(self.grid, c, busiest(part.sets, c.kind, c.over, part.src, part.dst), left)
+        return found
 
     def _exchange(self, part: Involved, c: Conversion, rest: Sequence[Rest], left: int, inner: int) -> Exchange:
         adds, small = c.reduction is not None, part.sets.grid
@@ -259,6 +266,21 @@ class Routes:
         """Elements that these ranks have of a dimension."""
         axes = tuple([(a, n) for a, n in self.grid.axes if a in rest.axes])
         return widths(axes, rest)[self.grid.places(a for a, _ in axes)[ranks]]
+
+
+def _collective(grid: Grid, c: Conversion, most: tuple[int, int], left: int) -> tuple[Collective, ...]:
+    """A collective that stands alone; none of a slice.
+
+    Args:
+        most: elements that the busiest rank sends, and sends or receives, for each of `left`.
+    """
+    if c.kind == "slice":
+        return ()
+    sent, busy = (travelling(n * left, c) for n in most)
+    if c.kind == "all_reduce":
+        p = grid.over(c.over)
+        sent = busy = busy + (p - 2) * -(-busy // p)
+    return (Collective(c.kind, c.over, sent, busy),)
 
 
 @lru_cache(maxsize=32)

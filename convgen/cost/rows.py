@@ -18,7 +18,7 @@ from convgen.algebra.conv import Conv
 from convgen.algebra.grid import Grid
 from convgen.algebra.index_sets import IndexSets
 from convgen.algebra.involved import NAME, one_tensor
-from convgen.algebra.layout import Axes, Layout
+from convgen.algebra.layout import Axes, Layout, one_of
 from convgen.algebra.signature import Operand, Reduction, Signature
 from convgen.algebra.space import Space
 from convgen.algebra.wants import layout
@@ -312,7 +312,7 @@ class Price:
         key = (signature, operand.name, roles, False)
         if (found := self._layouts.get(key)) is None:
             sets = self.tensors(signature)[operand.name]
-            found = self._layouts[key] = layout(sets, NAME, signature.wants(operand, dict(roles)))
+            found = self._layouts[key] = one_of(layout(sets, NAME, signature.wants(operand, dict(roles))))
         return found
 
     def gradient(self, signature: Signature, operand: Operand, roles: Roles) -> Layout:
@@ -320,7 +320,7 @@ class Price:
         key = (signature, operand.name, roles, True)
         if (found := self._layouts.get(key)) is None:
             sets = self.tensors(signature)[operand.name]
-            found = self._layouts[key] = layout(sets, NAME, signature.gradient(operand, dict(roles)))
+            found = self._layouts[key] = one_of(layout(sets, NAME, signature.gradient(operand, dict(roles))))
         return found
 
     def fetched(self, sets: IndexSets, stored: tuple[Stored, ...], wanted: Layout) -> Counts:

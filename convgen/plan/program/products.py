@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from heapq import heappop, heappush
 
+from convgen.algebra.layout import Axes
 from convgen.algebra.signature import Operand, Signature
 from convgen.cost.moving import PICOSECONDS
 from convgen.cost.rows import Price
@@ -132,7 +133,7 @@ class _OwnPrice:
         """Ways are alike for an operand, or a result, that give its own indices the same axes, and others the same."""
         number, roles = way
         indices = self._indices[number][place]
-        own, others = [], []
+        own, others = list[tuple[str, Axes]](), list[str]()
         for role in roles:
             if role[0] in indices:
                 own.append(role)
