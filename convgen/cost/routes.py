@@ -171,7 +171,7 @@ class Routes:
             return _collective(self.grid, *known, left)
         part = involved(sets, src, dst)
         chain = small_chain(part.sets, part.src, part.dst)
-        if len(chain) > 1:
+        if len(chain) != 1:
             steps = [self.step(part.sets, c, part.rest, part.inner) for c in chain]
             return tuple([step for step in steps if step is not None])
         (c,) = chain

@@ -266,7 +266,7 @@ def price_of(program: Program, price: Price, local: Local) -> Price:
 def _distinct(steps: Sequence[tuple[Flow, Seconds]]) -> NDArray[np.intp]:
     """One rank of all that compute equally long in every step."""
     each = {id(seconds): seconds for one, seconds in steps if isinstance(one, Local)}
-    times = {seconds.tobytes(): seconds for seconds in each.values()}
+    times = {seconds.tobytes(): seconds for seconds in each.values() if (seconds != seconds[0]).any()}
     if not times:
         return np.arange(1)
     return np.sort(np.unique(np.stack(list(times.values())), axis=1, return_index=True)[1])

@@ -14,6 +14,7 @@ from convgen.cost.uncertainty import Estimate, estimate, plus_minus
 from convgen.explain.memory import memory_json, memory_line
 from convgen.explain.planned_layers import Layer, layers_of
 from convgen.network_compiler import CompiledNetwork, on_one_rank, sample_parallelism
+from convgen.plan.collection import without_collection
 from convgen.plan.fewer import IDLE, idle_line
 from convgen.plan.program.bound import Bound, bound
 from convgen.plan.program.by_timeline import overlapped_s
@@ -130,6 +131,7 @@ class Planned:
         return {"seconds": self.seconds_of(self.sample), "overlapped_seconds": meanwhile, "why_not": None}
 
 
+@without_collection()
 def planned_text(plan: Planned) -> str:
     """A line for each layer with products, and for each other that redistributes activations."""
     rows = [HEAD, *(_row(plan, one) for one in plan.layers if one.product is not None or one.redistributes)]
@@ -267,6 +269,7 @@ def _milliseconds(time_ps: int) -> str:
     return f"{time_ps / PICOSECONDS * 1e3:.3f} ms"
 
 
+@without_collection()
 def planned_json(plan: Planned) -> dict[str, Any]:
     """The same as plain data."""
     found, program, machine = plan.found, plan.program, plan.setting.machine

@@ -18,7 +18,6 @@ from convgen.cost.moving import PICOSECONDS
 from convgen.cost.relaxed import Relaxed
 from convgen.cost.rows import Price, price_on
 from convgen.cost.timeline import local_seconds, price_of
-from convgen.plan.collection import without_collection
 from convgen.plan.fewer import without_idle
 from convgen.plan.program.asking import answered
 from convgen.plan.program.ranks import NetworkPlan
@@ -53,7 +52,6 @@ class Bound:
         return None if self.anywhere_s is None else max(self.plan_s / self.anywhere_s - 1, 0.0)
 
 
-@without_collection()
 def bound(plan: NetworkPlan, machine: Machine, dtype: str) -> Bound | None:
     """None where rows are given, blocks computed again, types those under autocast, or sums of gradients hidden."""
     parts = plan.parts
