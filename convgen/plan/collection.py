@@ -16,9 +16,7 @@ def without_collection() -> Generator[None]:
         yield
     finally:
         if was:
-            if (
-                not gc.get_freeze_count()
-            ):  # what there is counts as looked at: else the next object has it all looked at
-                gc.freeze()
+            if not gc.get_freeze_count():
+                gc.freeze()  # what there is counts as looked at: else the next object has it all looked at
                 gc.unfreeze()
             gc.enable()
