@@ -28,6 +28,12 @@ def local(tensor: Tensor) -> Tensor:
     return inner.detach()
 
 
+def within_reach(tensor: Tensor) -> Tensor:
+    """The same, which is the very tensor where autograd doesn't know that: for those who give it to nobody."""
+    inner = getattr(tensor, "_block", getattr(tensor, "_local_tensor", tensor))
+    return inner.detach() if inner is tensor or inner.requires_grad else inner
+
+
 @torch.no_grad()
 def clip_grad_norm_(
     parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False

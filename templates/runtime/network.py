@@ -18,7 +18,7 @@ from convgen.operations.dropout import EVALUATION
 from .any_size import low_of
 from .checkpoints import is_kept_elsewhere, kept
 from .checks import refuse_forward_mode, refuse_vmap
-from .clipping import local
+from .clipping import within_reach
 from .copies import compare_copies, compares, refuse_nans
 from .foreseen import walk
 from .handed_on import NONE, Boxes
@@ -117,8 +117,11 @@ class NetworkModule(WholeState):
     @property
     def _known(self) -> dict[str, Any]:
         """Parameters and buffers by name, as the modules have them now."""
-        every = ((name, owner, leaf, owner._parameters.get(leaf)) for name, (owner, leaf) in self._owners.items())
-        return {name: getattr(owner, leaf) if plain is None else plain for name, owner, leaf, plain in every}
+        found: dict[str, Any] = {}
+        for name, (owner, leaf) in self._owners.items():
+            held: Mapping[str, Any] = owner._parameters if leaf in owner._parameters else owner._buffers
+            found[name] = held[leaf] if leaf in held else getattr(owner, leaf)
+        return found
 
     def _as_known(self, name: str, block: Tensor, parameters: str) -> Tensor:
         net, mesh = self._net, self._mesh
@@ -277,7 +280,7 @@ class NetworkModule(WholeState):
         learns |= {n: known[n] for n in self._learnt if grads and known[n].requires_grad}
         tensors = InsideAll.apply(net.name, *learns.values()) if learns else ()
         slots = dict(zip(self._inputs, given, strict=True))
-        slots |= {f"[{n}]": local(t) for n, t in known.items() if n not in learns}
+        slots |= {f"[{n}]": within_reach(t) for n, t in known.items() if n not in learns}
         drawn = next((slots[f"[{n}]"] for n in self._seeds), None)
         if drawn is not None:
             mask = self._mask(drawn)

@@ -62,7 +62,8 @@ def run_steps(call: Called, tensors: Sequence[Tensor]) -> list[Tensor]:
     """Outputs; autograd goes through, to `tensors`, of which the last is a link to all others."""
     if not tensors:
         with torch.no_grad():
-            return call.run(())[0]
+            outputs, own = call.run(())[0], {*map(id, call.others.values())}
+            return [t.view_as(t) if id(t) in own else t for t in outputs]  # not the very buffer
     of = Transformed if torch._C._are_functorch_transforms_active() else Region
     return list(of.apply(call, *tensors)[: len(call.linked.steps.outputs)])
 
@@ -175,6 +176,8 @@ def _flattened(value: Any, flat: list[Tensor]) -> Any:
     if isinstance(value, Tensor):
         flat.append(value)
         return A_TENSOR
+    if not value:  # as most rows keep
+        return value
     if type(value) is tuple:
         return tuple([_flattened(one, flat) for one in cast(Sequence[Any], value)])
     if isinstance(value, Rimmed):
