@@ -31,8 +31,9 @@ from convgen.operations.row import (
     Work,
     fit,
     own,
+    sides_of,
     touched,
-    unfit,
+    with_sides,
 )
 
 READS: Mapping[Phase, str] = {"forward": "xw", "backward_data": "yw", "backward_filter": "yx"}
@@ -109,7 +110,8 @@ class HeldGroups(NamedTuple):
     hi: int
 
 
-class HowConvolved(NamedTuple):
+@dataclass(frozen=True)
+class HowConvolved:
     """How a rank's part is one of ATen's convolutions: of rows `have` as rows `read`, then `made` as those `want`.
 
     Attributes:
@@ -124,7 +126,17 @@ class HowConvolved(NamedTuple):
     channels: HeldGroups
     settings: tuple[Any, ...]
 
-    @property
+    @cached_property
+    def around_x(self) -> tuple[list[int], list[int]]:
+        """Sides that x gets, and that the gradient of it gets back."""
+        return sides_of(self.have, self.read), sides_of(self.read, self.have)
+
+    @cached_property
+    def around_y(self) -> tuple[list[int], list[int]]:
+        """The same of what is made."""
+        return sides_of(self.made, self.want), sides_of(self.want, self.made)
+
+    @cached_property
     def is_whole(self) -> bool:
         """Whether ATen's convolution makes the part, and nothing that is cut off or put around it."""
         here = self.channels
@@ -134,7 +146,7 @@ class HowConvolved(NamedTuple):
     def of(self, x: Any, w: Any, bias: Any = None) -> Any:
         """The part that the rank makes."""
         here, y = self.channels, torch.convolution(x, w, bias, *self.settings)
-        return fit(y if here.hi - here.lo == y.shape[1] else y[:, here.lo : here.hi], self.made, self.want)
+        return with_sides(y if here.hi - here.lo == y.shape[1] else y[:, here.lo : here.hi], self.around_y[0])
 
 
 def other_phases(phase: Phase, row: Callable[[Phase], Operation]) -> Mapping[str, Derived]:
@@ -256,7 +268,7 @@ class Convolution(Operation):
             return (self._backward_filter(way, at, *self._tensors(at, operands)),)
         (x, w), bias = self._tensors(at, operands[:2]), operands[2:]
         how = self._how(at, x)
-        return (self._in_parts(at, how.of(fit(x, how.have, how.read), w, *bias)),)
+        return (self._in_parts(at, how.of(with_sides(x, how.around_x[0]), w, *bias)),)
 
     def _kernel(self, way: int, at: At, operands: Sequence[Any]) -> Any:
         """What computes it in the place of ATen."""
@@ -270,6 +282,7 @@ class Convolution(Operation):
         return KERNELS.get((dtype, here)) or any_extents(dtype, here)
 
     gives_anew = True
+    any_order_by_aten = True
 
     @property
     def may_have_moments(self) -> bool:
@@ -311,7 +324,7 @@ class Convolution(Operation):
             return (kernel.made(self.phase, x, w),), (x, w)
         x, w = self._tensors(at, operands[:2])
         how = self._how(at, x)
-        x = fit(x, how.have, how.read)
+        x = with_sides(x, how.around_x[0])
         return (self._in_parts(at, how.of(x, w, *bias)),), (x, w)
 
     @property
@@ -332,13 +345,13 @@ class Convolution(Operation):
             made = (x.shape[0], at.extent("C" if makes == "x" else "F"), *map(at.extent, self.conv.letters))
             dy = of_parts(dy, at.parts[makes], made)
         how = self._how(at, x)
-        here, dy = how.channels, unfit(dy, how.made, how.want)
+        here, dy = how.channels, with_sides(dy, how.around_y[1])
         if (here.lo, here.hi) != (0, here.channels):
             sizes = [dy.shape[0], here.channels, *dy.shape[2:]]
             dy = torch.ops.aten.slice_backward(dy, sizes, 1, here.lo, here.hi, 1)
         asked = [bool(wanted[0]), bool(wanted[1]), False]
         dx, dw, _ = torch.ops.aten.convolution_backward(dy, x, w, None, *how.settings, asked)
-        return unfit(dx, how.have, how.read) if wanted[0] else None, dw if wanted[1] else None
+        return with_sides(dx, how.around_x[1]) if wanted[0] else None, dw if wanted[1] else None
 
     def _tensors(self, at: At, operands: Sequence[Any]) -> list[Any]:
         """Operands as ATen takes them."""

@@ -96,10 +96,20 @@ def nest(made: Made, signature: Signature, blocks: Mapping[str, Any]) -> Interva
 
 def fit(tensor: Any, have: Sequence[Interval], want: Sequence[Interval], value: float = 0.0) -> Any:
     """Rows `have` of the last dimensions as rows `want`: cut where there are more, `value` where there are none."""
+    return with_sides(tensor, sides_of(have, want), value)
+
+
+def sides_of(have: Sequence[Interval], want: Sequence[Interval]) -> list[int]:
+    """What `fit` puts on the sides of dimensions, the last one first; [] where that is nothing."""
     sides: list[int] = []
     for (first, last), (lo, hi) in zip(reversed(have), reversed(want), strict=True):
         sides += [first - lo, hi - last] if last > first else [hi - lo, 0]
-    return torch.nn.functional.pad(tensor, sides, value=value) if any(sides) else tensor
+    return sides if any(sides) else []
+
+
+def with_sides(tensor: Any, sides: list[int], value: float = 0.0) -> Any:
+    """With so many rows of `value` on each side."""
+    return torch.nn.functional.pad(tensor, sides, value=value) if sides else tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +165,14 @@ class Operation(ABC):
         gives_anew: whether gradients by `vjp` are memory of their own.
         any_order: whether `vjp` takes gradients without gaps in whatever order they lie in memory, as it makes an
             element of an element, or looks at them in another shape.
+        any_order_by_aten: whether it does so where it is one call of ATen, which lays them as the operands itself.
         draws: whether it makes random numbers.
         in_evaluation: what it is there, of a network that is trained, too: itself, its first operand, or ones.
     """
 
     gives_anew: ClassVar[bool] = False
     any_order: ClassVar[bool] = False
+    any_order_by_aten: ClassVar[bool] = False
     draws: ClassVar[bool] = False
     in_evaluation: ClassVar[Literal["itself", "same", "fill"]] = "itself"
 

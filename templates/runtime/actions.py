@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from convgen.operations.autocast import taken_as
-from convgen.operations.rimmed import Rimmed
 
 from .biases import JoinedWithBias, WithBias, added_before, biases_of
 from .buckets import Bucket, come
@@ -28,13 +27,23 @@ from .mesh import Place
 from .norm_kernels import norm_here
 from .pieces import Halo, Pieces, pieces_of, put_together
 from .rows import Stand
+from .step_functions import (
+    Action,
+    Flags,
+    as_one,
+    first_of,
+    of_dense,
+    several_of,
+    sum_of,
+    sum_over,
+    with_flags,
+    with_zeros,
+)
 from .surrounded import HALO, surrounded, taken_from, taker
 from .travel import Move, RowHere, dense, fills, way_of
 
 CHAINS: tuple[str, ...] = ("fetch", "store", "given", "back")  # steps that convert something and wait for it
 FETCHES = ("fetch", "start", "wait", "send_fetch")  # steps that bring an operand
-Action = Callable[..., Any]
-Flags = tuple[bool, ...]
 
 
 def keeps_graph() -> bool:
@@ -115,15 +124,15 @@ class Actions:
         """
         found = self.of_norms.get((line.kind, line.key))
         if found is not None and line.kind in ("vjp", "vjp_sum"):
-            return _with(found, needed, len(line.makes))
+            return with_flags(found, needed, len(line.makes))
         if found is not None:
-            return _one(found) if line.key in self.keep and len(line.makes) == 1 else found
+            return first_of(found) if line.key in self.keep and len(line.makes) == 1 else found
         if line.kind == "forward" and line.key in self.biases:
             return self._with_bias(line, wants)
         if self.programs is not None and line.kind == "add":
             return self.programs.adds(line.key, self.place)
         if over:
-            return _add_over if line.kind == "add" else self._forward(line, wants, needed, read, over=True)
+            return sum_over if line.kind == "add" else self._forward(line, wants, needed, read, over=True)
         kind = "move" if line.kind in CHAINS else "send" if line.kind.startswith("send_") else line.kind
         action = getattr(self, f"_{kind}")(line, wants, needed, read)
         return self._low(line, action) if self.ctx.low is not None and line.kind in FETCHES else action
@@ -169,14 +178,19 @@ class Actions:
 
     def _forward(self, line: Line, wants: Flags, needed: Flags, read: Flags, over: bool = False) -> Action:
         code = self._whole(line.key, wants)
+        operation = code.stand.operation
         if not code.keeps:
-            run = _with_zeros(code) if not all(read) else code.run_over if over else code.run
+            run = with_zeros(code) if not all(read) else code.run_over if over else code.run
+            if code.is_plain and all(read):
+                run = code.bound(operation.local_over if over else operation.local)
             if line.key in self._of_gradients:
-                run = _of_dense(run)
-            return _one(run) if len(line.makes) == 1 else _several(run, len(line.makes))
+                run = of_dense(run)
+            return first_of(run) if len(line.makes) == 1 else several_of(run, len(line.makes))
+
+        quick = code.bound(operation.kept_over if over else operation.kept, code.wants)
 
         def forward(*operands: Tensor) -> tuple[Any, ...]:
-            made, kept = code.forward(*operands, over=over)
+            made, kept = quick(*operands) if code.is_plain and code.says else code.forward(*operands, over=over)
             return *made, kept
 
         return forward
@@ -203,7 +217,7 @@ class Actions:
 
     def _with_bias(self, line: Line, wants: Flags) -> Action:
         product = WithBias(self._whole(line.key, wants), self._bias(line))
-        return _one(product.forward) if len(line.makes) == 1 else product.forward
+        return first_of(product.forward) if len(line.makes) == 1 else product.forward
 
     def casts(self, line: Line) -> bool:
         """Whether a step gives what it reads, or that in another type."""
@@ -227,12 +241,18 @@ class Actions:
         code = self._whole(line.key, wants)
 
         adds = line.kind == "vjp_sum"  # to another gradient, which it reads last
-        any_order = self.stands[line.key].operation.any_order
+        operation, count = code.stand.operation, len(code.boxes)
+        on_cpu = self.ctx.device == "cpu" and self.programs is None
+        any_order = operation.any_order or (operation.any_order_by_aten and on_cpu)
+        quick, more = code.bound(operation.vjp, needed[:count]), needed[count:]
 
         def vjp(kept: Any, *reads: Tensor | None) -> Any:
             dys, before = (reads[:-1], reads[-1]) if adds else (reads, None)
             given = [None if d is None else d if any_order and fills(d) else dense(d) for d in dys]
-            found = code.backward(kept, needed, given, keeps_graph(), before)
+            if code.is_plain and code.says and not adds and not more:
+                found = quick(kept, *given)
+            else:
+                found = code.backward(kept, needed, given, keeps_graph(), before)
             return found if len(found) > 1 else found[0]
 
         return vjp
@@ -330,7 +350,7 @@ class Actions:
         places = [stand.result_box(p.at) for p in pieces.boundary]
         codes = [self._piece(line.key, n, wants) for n in range(len(pieces.boundary))]
         has_between = len(needed) > len(stand.signature.inputs)
-        add = _add_over if stand.operation.gives_anew else _added
+        add = sum_over if stand.operation.gives_anew else sum_of
 
         def vjp(kept: Sequence[Any], dy: Tensor) -> Any:
             dy = dy.contiguous()
@@ -366,7 +386,7 @@ class Actions:
         whole = stand.result_box(stand.at(self.place))
         place, code = stand.result_box(pieces.interior.at), self._piece(line.key, -1, wants)
         has_between = len(needed) > len(stand.signature.inputs)
-        add = _add_over if stand.operation.gives_anew else _added
+        add = sum_over if stand.operation.gives_anew else sum_of
 
         def vjp(kept: Any, *rest: Any) -> Any:
             *parts, dy = rest
@@ -492,12 +512,12 @@ class Actions:
         have, wanted = self.wide[line.makes[0]].reads
         if not have:
             return lambda value: value.new_empty([hi - lo for lo, hi in wanted])
-        return lambda value: taken_from(_as_one(value), have, wanted)
+        return lambda value: taken_from(as_one(value), have, wanted)
 
     def _wide(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
         at, boxes = self.wide[line.makes[0]]
         code = LocalCode(self.stand(line), at, boxes)
-        return lambda *operands: code.run(*map(_as_one, operands))[0]
+        return lambda *operands: code.run(*map(as_one, operands))[0]
 
     def _window(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
         """A window of the strips that a boundary reads, and the block."""
@@ -517,7 +537,7 @@ class Actions:
     # ---- Others ----
 
     def _add(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
-        return _added
+        return sum_of
 
     def _same(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
         return lambda value: value
@@ -536,48 +556,3 @@ class Actions:
             buffer.copy_(value)
 
         return update
-
-
-def _added(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    return b if a is None else a if b is None else a + b
-
-
-def _add_over(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    """The sum, where the first was if that can be."""
-    if a is None or b is None or a.dtype != b.dtype or not fills(a):
-        return _added(a, b)
-    return a.add_(b)
-
-
-def _as_one(value: Any) -> Any:
-    return value.whole() if isinstance(value, Rimmed) else value
-
-
-def _with(found: Action, needed: Flags, makes: int) -> Action:
-    return lambda *reads: found(*reads, needed) if makes > 1 else found(*reads, needed)[0]
-
-
-def _one(run: Callable[..., tuple[Any, ...]]) -> Action:
-    return lambda *operands: run(*operands)[0]
-
-
-def _of_dense(run: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
-    """Of a gradient's row, whose first operand is the gradient of a result."""
-    return lambda dy, *others: run(dense(dy) if isinstance(dy, Tensor) else dy, *others)
-
-
-def _several(run: Callable[..., tuple[Any, ...]], makes: int) -> Action:
-    """With nothing in the place of what a step would keep."""
-    return lambda *operands: (*(made := run(*operands)), *(None,) * (makes - len(made)))
-
-
-def _with_zeros(code: LocalCode) -> Callable[..., Any]:
-    """Gradients' rows of a result that no loss depends on."""
-
-    def filled(*operands: Tensor | None) -> Any:
-        kind = next(t.dtype for t in operands if t is not None and t.is_floating_point())
-        shapes = [[hi - lo for lo, hi in box] for box in code.boxes]
-        device: Mapping[str, Any] = {"dtype": kind, "device": code.stand.device}
-        return code.run(*[torch.zeros(s, **device) if t is None else t for t, s in zip(operands, shapes, strict=True)])
-
-    return filled

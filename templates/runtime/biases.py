@@ -85,16 +85,25 @@ class WithBias:
     def __init__(self, code: LocalCode, bias: LocalCode) -> None:
         self.code, self.bias = code, bias
         self.may = not (code.between or code.is_nothing) and not bias.is_nothing
+        operation = code.stand.operation
+        self.local, self.kept = code.bound(operation.local), code.bound(operation.kept, code.wants)
+        self.adds = False  # what is plain stays so, and what it is asked for is the same
 
     def forward(self, *operands: Tensor) -> tuple[Any, ...]:
         """The sum, and what backward reads of the product."""
-        *given, vector = operands
         code, stand = self.code, self.code.stand
+        if self.adds and not code.keeps:
+            return self.local(*operands)[0], None
+        if self.adds and code.says:
+            (y,), kept = self.kept(*operands)
+            return y, kept
+        *given, vector = operands
         if self.may:
             parts = code.cut(stand.taken(given))
             _, b = self.bias.stand.taken((parts[0], vector))
             same = all(t.dtype == parts[0].dtype for t in (*parts, b))
             if same and stand.operation.adds_bias(stand.row.way, code.at, *parts):
+                self.adds = code.is_plain and self.bias.is_plain
                 (y,), kept = code.forward(*given, behind=(self.bias.stand.cut(1, b, self.bias.boxes[1], self.bias.at),))
                 return y, kept
         (y,), kept = code.forward(*given)

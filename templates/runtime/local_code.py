@@ -10,7 +10,8 @@ keeps a graph of its own, which holds what autograd saves and nothing more: its 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -89,6 +90,12 @@ class LocalCode:
         read = [math.prod(hi - lo for lo, hi in operand) for operand in at.inside]
         self.is_nothing = not (stand.signature.runs_empty or (all(read) and all(map(math.prod, self.shapes))))
         self.says: bool | None = None  # whether the operation says its gradient
+        # Whether operands are taken whole, in the types that they have, and something is made of them.
+        self.is_plain = self.is_whole and not (self.is_nothing or stand.mixes)
+
+    def bound(self, call: Callable[..., Any], *given: Any) -> Callable[..., Any]:
+        """A call of the operation, where it stands."""
+        return partial(call, self.stand.row.way, self.at, *given)
 
     def run_over(self, *operands: Tensor) -> tuple[Tensor, ...]:
         """Results alone, which may lie in the first operand's memory."""

@@ -316,29 +316,31 @@ class NormAtOnce:
     def compute(self, given: Any, *more: Tensor | None) -> tuple[Tensor, Any]:
         read: Any = _all_read(given, more)
         x, *vectors = read
-        named = dict(zip(self.vectors, vectors, strict=True))
-        types = x.dtype, *(v.dtype for v in vectors)
+        w, b = (vectors[n] if name in self.vectors else None for n, name in ((0, "w"), (-1, "b")))
+        types = tuple([t.dtype for t in read])
         x = self.stand.taken((x, None))[0] if self.stand.autocast else x
-        w, b = named.get("w"), named.get("b")
-        made = x.dtype if self.stand.low is not None else _promoted(types)
+        made = x.dtype if self.stand.low is not None or len({*types}) == 1 else _promoted(types)
         if not x.numel():
             return x.to(made, copy=True), (None, None, None, w, b, types, ())
         on_cpu = x.is_cpu  # whose statistics would be of x's type
         rows, sizes = self._rows(x.to(torch.promote_types(x.dtype, torch.float32) if on_cpu else x.dtype))
-        wide: Any = [None if v is None else v.reshape(-1).to(rows.dtype) for v in (w, b)]
+        wide: Any = [None if v is None else v.to(rows.dtype) for v in (w, b)]
         if self.by_channel:
             n, channels, each, groups = sizes
             y, mean, deviation = torch.native_group_norm(rows, wide[0], wide[1], n, channels, each, groups, self.eps)
         else:
             y, mean, deviation = torch.native_layer_norm(rows, sizes, wide[0], wide[1], self.eps)
-        return y.view(x.shape).to(made), (rows, mean, deviation, w, b, types, sizes)
+        y = y.to(made)
+        return y if y.shape == x.shape else y.view(x.shape), (rows, mean, deviation, w, b, types, sizes)
 
     def _rows(self, x: Any) -> tuple[Any, Any]:
-        """x as ATen takes it, and the sizes that it wants: of a layer norm how many elements share moments; of a group
+        """x as ATen takes it, and the sizes that it wants: of a layer norm those of what shares moments; of a group
         norm samples, channels, elements a channel and groups."""
         of, shape = self.of, x.shape
         if self.by_channel:
             return x.contiguous(), [shape[0], shape[1], math.prod(shape[2:]), shape[1] // of.size]
+        if of.size == 1:
+            return x.contiguous(), shape[len(of.keep) :]
         rows = x.reshape(math.prod(shape[: len(of.keep)]) // of.size, -1)
         return rows, (rows.shape[1],)
 
@@ -351,8 +353,9 @@ class NormAtOnce:
             found = [dy.to(types[0]), *(torch.zeros_like(v) for v in vectors)]
         else:
             asked = [needed[0], w is not None, b is not None]
-            given = dy.reshape(rows.shape).to(rows.dtype).contiguous()  # group norms' take it as if it were, unasked
-            wide: Any = [None if v is None else v.reshape(-1).to(rows.dtype) for v in (w, b)]
+            given = dy if dy.shape == rows.shape else dy.reshape(rows.shape)
+            given = given.to(rows.dtype).contiguous()  # group norms' take it as if it were, unasked
+            wide: Any = [None if v is None else v.to(rows.dtype) for v in (w, b)]
             if self.by_channel:
                 back = torch.ops.aten.native_group_norm_backward
                 made = back(given, rows, mean, deviation, wide[0], *sizes, asked)
@@ -360,7 +363,7 @@ class NormAtOnce:
                 back = torch.ops.aten.native_layer_norm_backward
                 made = back(given, rows, sizes, mean, deviation, *wide, asked)
             dx = None if made[0] is None else made[0].view(dy.shape).to(types[0])
-            found = [dx, *(g.view(v.shape).to(v.dtype) for g, v in zip(made[1:], (w, b), strict=True) if v is not None)]
+            found = [dx, *(g.to(v.dtype) for g, v in zip(made[1:], (w, b), strict=True) if v is not None)]
         before, last = (found, [None]) if not vectors else (found[: len(found) - own], found[len(found) - own :])
         return tuple(before) if len(before) > 1 else before[0], *last
 
