@@ -88,6 +88,8 @@ class Pointwise(Operation):
     settings: tuple[float, ...] = ()
     keeps: bool = False
 
+    any_order = True
+
     @property
     def name(self) -> str:
         return self.function
