@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from .blocks import DATA, Block, Held, Inside, as_placed, fits_ddp
+from .blocks import DATA, Block, Held, Inside, fits_ddp
 from .checks import layout_text, refuse_forward_mode
 from .envelope import enter
 from .gradients import ConvolutionFunction
@@ -78,15 +78,6 @@ def any_true(op: Any, args: Any, kwargs: Any) -> Any:
 
 
 DTensor._op_dispatcher._custom_op_handlers.setdefault(torch.ops.aten._is_any_true.default, any_true)
-
-
-def detached(op: Any, args: Any, kwargs: Any) -> Any:
-    """What torch makes of a gradient that a parameter takes as it is; its own way there asks for placements first."""
-    (given,) = args
-    return as_placed(op(given._local_tensor), given._spec)
-
-
-DTensor._op_dispatcher._custom_op_handlers.setdefault(torch.ops.aten.detach.default, detached)
 
 
 def set_data(self: DTensor, value: Tensor) -> None:
