@@ -220,10 +220,10 @@ def test_it_compiles_and_its_loop_waits_for_no_product() -> None:
     assert loop.products * 8 == 128 * 256 * study.PIXELS and loop.instructions < 100
 
 
-def test_it_saves_where_two_groups_wait_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_saves_nothing_where_none_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(study, "TILES", ((128, 256),))
     p = problem(3, size=56, channels=256, filters=256, batch=32)
     bounded, at_once, sized, us = study.row(p)
-    assert bounded == pytest.approx(us) and us < at_once and us <= sized <= at_once
+    assert bounded == at_once == sized and us >= at_once * 0.99  # the kernel that users get waits for none either
     assert study.row(replace(p, groups=2, channels=128, filters=128)) is None
     assert study.row(problem(3, stride=2, size=28, channels=256, filters=256)) is None

@@ -188,6 +188,30 @@ def test_large_problems_wait_for_nothing() -> None:
         assert b.share >= 0.9 and spilled == 0 and b.us * 0.75 <= b.ideal_us, (phase, b)
 
 
+@pytest.mark.parametrize("phase", PHASES)
+def test_matrix_instructions_of_pieces_wait_for_earlier_ones_alone(phase: str) -> None:
+    """No sum is written between them: a loop that may have no step would have its zeros there."""
+    cases = [square(phase, channels=512, size=7), square(phase, channels=512, size=7, batch=8)]
+    if phase == "backward_filter":
+        cases += [square(phase, size=56, channels=c, filters=f) for c, f in ((128, 128), (128, 256), (256, 256))]
+    for p in cases:
+        kernel = choose((p,), SM_90)
+        (launch,) = [one for one in launches(kernel, p) if one.name == kernel.name]
+        loop = facts(launch, SM_90, loops=True).loop
+        assert kernel.config.family == "box" and loop is not None and loop.exposed == 0, kernel.config
+        assert kernel.config.split > 1 or phase == "backward_filter"
+
+
+def test_many_programs_have_pieces_that_fill_the_device() -> None:
+    """72 tiles: 3 pieces are two waves of which a fifth is idle, 11 are six whole ones."""
+    p = square("backward_filter", size=28, channels=512, batch=128)
+    config = box.default(p, SM_90)
+    assert box.filter_programs(p, config) == 72 and config.split == 11
+    b, w = of(p)[0], box.work(p, replace(config, split=3))
+    assert (b.waves, b.steps, w.programs, w.steps) == (6, 143, 216, 523)  # the launch that adds 11 takes 24 us of 504
+    assert b.us < 0.9 * 2 * w.steps * 1024 / 1.83e3  # cycles of a step's products
+
+
 def test_the_estimate_ranks_like_the_bound() -> None:
     """A tile of 32 filters costs more than the default, and so do pointers."""
     p, device = square("forward", size=28), data_sheet(SM_90, "bfloat16")

@@ -17,7 +17,7 @@ from convgen.kernels.box_tiles import (
     taps_together,
     tile_pixels,
 )
-from convgen.kernels.config import Config
+from convgen.kernels.config import Config, ceil_div
 from convgen.kernels.moments import moment_lines_by_sample
 from convgen.kernels.phases import PhaseWords
 from convgen.kernels.words import CHANNEL, DimWords, Words, constant, times
@@ -64,6 +64,19 @@ class BoxWords(PhaseWords):
 
     def pieces(self, config: Config) -> int:
         return pieces(self.problem, config)
+
+    @property
+    def tells_steps(self) -> bool:
+        """Whether loops are told that they have a step. The sums of one that may have none can be zeros behind it, and
+        ptxas takes those for writes between matrix instructions, of which each then waits for the one before (C7515).
+        Boxes of a halo's parts may be none; float32's products, where it was tried, issued more."""
+        return self.problem.rim is None and self.problem.element_bytes == 2
+
+    def pieces_have_steps(self, config: Config) -> bool:
+        """Whether each piece of a tile of y, or of x's gradient, has a step."""
+        p, v = self.problem, CHANNEL[self.read].upper()
+        chunks = ceil_div(p.filters if v == "F" else p.channels, config.tile[f"B{v}"])
+        return p.taps * self.parts(self.read) * chunks >= pieces(p, config)
 
     def tile_elements(self, config: Config) -> int:
         return tile_pixels(self.problem, config) * config.tile["BC" if self.read == "y" else "BF"]

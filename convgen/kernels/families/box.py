@@ -158,9 +158,11 @@ def deepest(problem: Problem) -> int:
 
 
 def splits(problem: Problem, target: Target, config: Config) -> list[int]:
-    """Counts of pieces of a filter gradient that give a half, one or two waves of programs."""
+    """Counts of pieces of a filter gradient that give a half, one or two waves of programs; where a wave has few pieces
+    and is seldom whole, six waves, too."""
     programs, most = filter_programs(problem, config), max(1, count_boxes(problem, config.tile) // 4)
-    waves = (target.processors // 2, target.processors, 2 * target.processors)
+    whole = (1, 2, 6) if 8 * programs > target.processors else (1, 2)
+    waves = (target.processors // 2, *(n * target.processors for n in whole))
     return sorted({max(1, min(most, wave // programs)) for wave in waves} | {1})
 
 
