@@ -360,7 +360,7 @@ def compile_text(graph: Graph, text: ProgramText, *, command: str = "", target: 
         refuse_forms(text)
     graph = replace(graph, tf32=graph.tf32 or (text.tf32 and _dtype(graph) == "float32"))
     graph, described, *_ = _described(graph, target)
-    program = laid_out(text, network_parts(graph, described))
+    program = laid_out(text, network_parts(graph, described), fuses=target.is_gpu)
 
     def meanwhile(program: Program, after: Sequence[After]) -> Program:
         return in_flight(text, program)

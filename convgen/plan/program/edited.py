@@ -210,9 +210,11 @@ def _plain(line: str) -> str:
 
 
 # ---------------------------------------------------------------- laid out
-def laid_out(text: ProgramText, parts: Parts) -> Program:
+def laid_out(text: ProgramText, parts: Parts, *, fuses: bool = False) -> Program:
     """The program with the text's layout, every collective waited for at once.
 
+    Args:
+        fuses: whether the target has kernels of rows element by element that are one.
     Raises:
         InputError: it is another network's, or a layout can't work.
     """
@@ -220,7 +222,7 @@ def laid_out(text: ProgramText, parts: Parts) -> Program:
         fact = f"a program of {text.name}, and the network is {parts.name}"
         raise text.refused(text.numbers[()], fact, "the text and the graph of one network")
     each, groups = _rows(text, parts.rows)
-    _refuse_apart(text, parts, groups)
+    _refuse_apart(text, parts, groups, fuses)
     bounds = joined_rows(parts.rows, list(groups))
     inner = {v for group in groups for i in group[:-1] for v in parts.rows[i].makes}
     own = _gradients(text, bounds)
@@ -313,7 +315,7 @@ def _group(line: str, rows: Sequence[Bound], last: int, least: int) -> Group | N
     return None
 
 
-def _refuse_apart(text: ProgramText, parts: Parts, groups: Mapping[Group, int]) -> None:
+def _refuse_apart(text: ProgramText, parts: Parts, groups: Mapping[Group, int], fuses: bool) -> None:
     """Rows that are one in the text may be."""
     if not groups:
         return
@@ -330,7 +332,7 @@ def _refuse_apart(text: ProgramText, parts: Parts, groups: Mapping[Group, int]) 
     for group, number in groups.items():
         one = joined([parts.rows[i] for i in group])
         assert isinstance(one.operation, Fused)
-        if one.operation.chain is not None:  # element by element
+        if fuses and one.operation.chain is not None:  # element by element
             inner = [parts.rows[i].makes[0] for i in group[:-1]]
             alike, faults = all(readers[v] == 1 and v not in kept for v in inner), iter(())
         else:
