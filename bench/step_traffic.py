@@ -340,11 +340,10 @@ def packaged(package: Any, folder: Path, *, training: bool) -> Traffic:
         ]
         given = [t.to(memory_format=LAST[t.dim()]) if t.dim() in LAST else t for t in given]
         given = [t.detach().requires_grad_(training) if t.is_floating_point() else t for t in given]
-        recorder = Recorder(Traffic() if end.rank else traffic, partial(maker_in, folder))
-        for first in (True, False):
-            if not first and not end.rank:
-                kernels.recorder = recorder
-            with nullcontext() if first else recorder, nullcontext() if training else torch.no_grad():
+        for found in (Traffic(), Traffic() if end.rank else traffic):
+            recorder = Recorder(found, partial(maker_in, folder))
+            kernels.recorder = recorder if found is traffic else kernels.recorder
+            with recorder, nullcontext() if training else torch.no_grad():
                 made = network(*given)
                 if training:
                     loss_of(made).backward()
