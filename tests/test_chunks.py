@@ -6,11 +6,12 @@ from dataclasses import replace
 from functools import cache
 from math import prod
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 import torch
-from free_networks import imported
+from free_networks import free_network, imported
 from networks_on_ranks import check, with_passes
 from networks_on_ranks import imported as module_of
 from test_overlap import step_of
@@ -126,6 +127,23 @@ def test_a_bias_is_added_as_chunks_are_put_together(
     for one_way, other in zip(*found, strict=True):
         assert torch.equal(one_way[0], other[0]) and torch.equal(one_way[2], other[2])
         assert all(torch.equal(one_way[1][n], g) for n, g in other[1].items())
+
+
+def test_chunks_of_what_a_bias_lies_along() -> None:
+    """Each has a part of it, so that it stays a row of its own."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(6, 4), nn.Tanh()).double()
+    graph, tensors = graph_of(module, (torch.randn(4, 6, dtype=torch.float64),))
+    found = 0
+    for seed in range(400):
+        one = free_network(Random(seed), graph, Grid((("A", 2),)), passes=[ChunkCollectives(4, "F")])
+        product, bias, _ = one.program.rows
+        if product.chunks is None or not product.chunks.result or any((*bias.fetch, *bias.store)):
+            continue
+        report = check_network(one, {**tensors, **module.state_dict()})
+        assert report.ok, report_text(report)
+        found += bool(product.store[0])
+    assert found
 
 
 @pytest.mark.parametrize("index", ["N", "H"])

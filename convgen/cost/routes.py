@@ -94,7 +94,7 @@ class Routes:
         self.grid, self.links = grid, Links(grid, levels)
         self.plain = len(levels) == 1 and levels[0].shared_bytes_per_s is None
         self._known: dict[object, Route] = {}
-        self._alone: dict[object, tuple[Conversion, tuple[int, int]]] = {}  # but for how many elements move
+        self._alone: dict[object, tuple[Conversion, tuple[int, int]]] = {}  # and what is sent of an element
         self._direct: dict[tuple[IndexSets, Layout, Layout], Route] = {}
         self._several: dict[object, tuple[Route, ...]] = {}
         self._stored: dict[Stored, Layout] = {}

@@ -67,9 +67,9 @@ class BoxWords(PhaseWords):
 
     @property
     def tells_steps(self) -> bool:
-        """Whether loops are told that they have a step. The sums of one that may have none can be zeros behind it, and
-        ptxas takes those for writes between matrix instructions, of which each then waits for the one before (C7515).
-        Boxes of a halo's parts may be none; float32's products, where it was tried, issued more."""
+        """Whether loops are told that they have a step. If one may have none, its sums may still be zeros behind it;
+        ptxas takes these for writes between matrix instructions, of which each then waits for the one before (C7515).
+        A halo's parts may have no box; kernels of float32 issued more instructions where they were told."""
         return self.problem.rim is None and self.problem.element_bytes == 2
 
     def pieces_have_steps(self, config: Config) -> bool:

@@ -180,5 +180,5 @@ def _chain_in(
             return None
         steps.append(ChainStep(step, tuple(sources), tuple(known)))
     chain = ElementChain(tuple(steps), trailing)
-    has_vector = "c" in chain.lies  # without one the order in memory has no say, and images have channels second
+    has_vector = "c" in chain.lies  # without one nothing says that channels are there
     return chain if "ncp" in chain.lies and (has_vector or not trailing) else None

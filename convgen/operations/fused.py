@@ -269,13 +269,14 @@ class Fused(Operation):
             return None
         return MASKED.get((dtype, local, self.mask)) or any_extents(dtype, local, steps=self.mask, masks=True)
 
-    def _chained(self, at: At, operands: Sequence[Any]) -> Any:
-        """The kernels of a chain, where a package has them for operands as they are."""
+    def _chained(self, at: At, operands: Sequence[Any], *, copies: bool = False) -> Any:
+        """The kernels of a chain, where a package has them for operands as they are; `copies`: or lie otherwise."""
         if not ELEMENT_CHAINS or self.chain is None or ASKED.types:
             return None
         kernel = ELEMENT_CHAINS.get(self.chain.key)
-        fits = kernel is not None and kernel.takes(self.chain, operands) and self._is_of_one_type(at, operands)
-        return kernel if fits else None
+        if kernel is None or not kernel.takes(self.chain, operands, copies=copies):
+            return None
+        return kernel if self._is_of_one_type(at, operands) else None
 
     def _is_of_one_type(self, at: At, operands: Sequence[Any]) -> bool:
         """Whether what is convolved has one type, as the result has: under autocast a part may make a wider one."""
@@ -304,7 +305,8 @@ class Fused(Operation):
     def kept(self, way: int, at: At, wanted: Sequence[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """What parts keep, one behind the other; then how many things each keeps. Of a kernel operands, the result, and
         how large the others are; then the kernel."""
-        if (chained := self._chained(at, operands)) is not None:
+        # Under autocast its parts would each cast, so what was a chain in the first call stays one.
+        if (chained := self._chained(at, operands, copies=at.low is not None)) is not None:
             return chained.kept(self.chain, wanted, operands)
         if (kernel := self._says(at, operands)) is not None:
             made, _ = kernel.made(False, *operands)

@@ -165,7 +165,7 @@ class Operation(ABC):
         gives_anew: whether gradients by `vjp` are memory of their own.
         any_order: whether `vjp` takes gradients without gaps in whatever order they lie in memory, as it makes an
             element of an element, or looks at them in another shape.
-        any_order_by_aten: whether it does so where it is one call of ATen, which lays them as the operands itself.
+        any_order_by_aten: the same where the gradient is one call of ATen, which turns gradients itself.
         draws: whether it makes random numbers.
         in_evaluation: what it is there, of a network that is trained, too: itself, its first operand, or ones.
     """

@@ -33,8 +33,8 @@ class FuseChains(NetworkPass):
     Sound:  nothing else reads what lies between, nothing moves there, other operands come as they did, and all has one
         type.
     Leaves: what norms do (program/behind_norms.py; ATen's, along the last dimension), operators without a text
-        (operations/element_texts.py), and a bias that its product adds, unless a chain stands behind it: that reads and
-        writes no more with the bias, and makes its gradient, for which a pass would read all of another gradient.
+        (operations/element_texts.py), and a bias that its product adds, unless a chain stands behind it, whose kernel
+        adds the bias without more memory traffic, and sums its gradient in the pass that it makes anyway.
     """
 
     name: ClassVar[str] = "fuse-chains"

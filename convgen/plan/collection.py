@@ -1,4 +1,4 @@
-"""Planning without the collector of circular garbage, which does not look at what planning has left either."""
+"""Planning without the collector of circular garbage; the next collection doesn't go through what planning leaves."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ def without_collection() -> Generator[None]:
     finally:
         if was:
             if not gc.get_freeze_count():
-                gc.freeze()  # what there is counts as looked at: else the next object has it all looked at
+                gc.freeze()  # all is of the oldest generation then: else the next object begins a pass through it
                 gc.unfreeze()
             gc.enable()

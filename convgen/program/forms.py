@@ -92,7 +92,7 @@ def rim_faults(row: PlacedRow, k: int, grid: Grid) -> Iterator[str]:
 
 
 def _no_kernel(row: PlacedRow, name: str, *, made: bool = False) -> str | None:
-    """Why no kernel takes what a row calls so otherwise than as a tensor; of chunks what they make may be."""
+    """Why no kernel takes what a row calls so otherwise than as a tensor. What is made by chunks may be in parts."""
     operation = row.bound.operation
     epilogue, masks, _ = operation.kernel_steps
     if operation.convolves is None and (masks or not epilogue):

@@ -154,7 +154,11 @@ def _alike(
     gradients: tuple[str | None, ...],
     summed: tuple[str | None, ...],
 ) -> RowTypes:
-    """Of rows that are alike but for the names of their values, those of which nobody reads None."""
+    """Of rows that are alike but for the names of their values.
+
+    Args:
+        made: types of results; None of one that nobody reads.
+    """
     bound = Bound(operation, reads, ("",) * len(made), autocast=kinds)
     fetch = tuple(_carried(kinds, k, kind, low) for k, kind in enumerate(reads))
     usual = usual_types(operation.signatures[way].results, reads)

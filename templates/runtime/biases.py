@@ -5,7 +5,7 @@
     bias                + bias, rounded again   what the product has made
 
 Backward is as the rows say: neither gradient reads the sum. Prices say the same (program/biases.py). Where a product
-goes by chunks, the bias is added as these are put together, to the last bit as its row would.
+goes by chunks, the bias is added as these are put together, to the last bit as its row would; prices have a pass of it.
 """
 
 from __future__ import annotations
@@ -65,14 +65,18 @@ def biases_of(steps: Steps, stands: Mapping[str, Stand]) -> dict[str, Line]:
 
 def _is_bias(product: Stand, bias: Stand) -> bool:
     """Whether a row adds a vector to a product, and nothing moves between them."""
-    joined = product.row.chunks is not None and product.row.chunks[-1]  # of what has moved
+    chunks = product.row.chunks
+    joined = chunks is not None and chunks[-1]  # of what has moved
     whole = all(r.row.early is None for r in (product, bias)) and bias.row.chunks is None
-    if not (whole and (joined or product.row.chunks is None)) or any((*bias.fetch, *bias.store)):
+    if not (whole and (joined or chunks is None)) or any((*bias.fetch, *bias.store)):
         return False
     if not joined and any(product.store):
         return False
     along = bias.operation.adds_along
-    return along is not None and product.operation.bias_along == along
+    if along is None or product.operation.bias_along != along:
+        return False
+    # A chunk of the dimension that the bias lies along would take a part of it.
+    return chunks is None or chunks[0] not in product.signature.results[0].dims[along].indices
 
 
 class WithBias:
@@ -87,7 +91,7 @@ class WithBias:
         self.may = not (code.between or code.is_nothing) and not bias.is_nothing
         operation = code.stand.operation
         self.local, self.kept = code.bound(operation.local), code.bound(operation.kept, code.wants)
-        self.adds = False  # what is plain stays so, and what it is asked for is the same
+        self.adds = False  # set by the first call: types and shapes of plain code don't change
 
     def forward(self, *operands: Tensor) -> tuple[Any, ...]:
         """The sum, and what backward reads of the product."""

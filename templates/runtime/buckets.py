@@ -21,6 +21,7 @@ from .travel import RowHere, flat_as, unflat_as
 
 GRADIENTS = "gradients"
 WORDS = 16  # bytes: what kernels write begins at a multiple
+EARLY = 32 << 20  # bytes of a message whose memory may be there before most of its values are, beside activations
 Like = tuple[torch.Size, torch.dtype]
 
 
@@ -43,10 +44,13 @@ class MessageMemory:
     def offer(self, k: int, shape: Sequence[int], of: Tensor) -> Tensor | None:
         """Memory for value k, where it will be one of this shape and of's type. None of it is offered twice."""
         like = self.like[k] if self.like else None
-        if like != (tuple(shape), of.dtype) or of.dtype != self.dtype or k in self._taken or torch.is_grad_enabled():
+        if like != (tuple(shape), of.dtype) or of.dtype != self.dtype or k in self._taken:
+            return None
+        if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
             return None
         starts, n = self._starts(), math.prod(shape)
-        if starts[k] * of.itemsize % WORDS or not n:
+        few = starts[-1] * of.itemsize <= EARLY or 2 * n >= starts[-1]
+        if starts[k] * of.itemsize % WORDS or not n or not few:
             return None
         if self._memory is None:
             self._memory = of.new_empty(starts[-1])
@@ -62,7 +66,7 @@ class MessageMemory:
         memory, taken, known = self._memory, self._taken, self.like
         self._memory, self._taken = None, {}
         self.like = [None if g is None else (g.shape, g.dtype) for g in given]
-        # A value that was offered a place may lie elsewhere: then another pass through the network has taken it.
+        # Local code may have left a place unused, or another pass may have taken it: then all is packed anew.
         if memory is None or self.like != known or not all(_is_at(given[k], there) for k, there in taken.items()):
             parts = [g for g in given if g is not None]
             return torch.cat([flat_as(g, self.last) for g in parts], out=parts[0].new_empty(0, dtype=self.dtype))

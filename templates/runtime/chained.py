@@ -25,12 +25,12 @@ class ChainKernel:
     def __init__(self, module: Any) -> None:
         self.module = module
 
-    def takes(self, chain: ElementChain, operands: Sequence[Tensor]) -> bool:
+    def takes(self, chain: ElementChain, operands: Sequence[Tensor], *, copies: bool = False) -> bool:
         """Whether operands are of one type, and one of those that lie as the result does has channels last in
-        memory."""
+        memory; `copies`: or may be copied so."""
         first = _whole(chain, operands)[0]
         last, kind = _memory(chain, first), str(first.dtype).removeprefix("torch.")
-        lies = any(t.is_contiguous(memory_format=last) for t in _whole(chain, operands))
+        lies = copies or any(t.is_contiguous(memory_format=last) for t in _whole(chain, operands))
         alike = all(t.dtype == first.dtype for t in operands) and chain.casts <= {kind}
         return lies and alike and first.numel() > 0
 

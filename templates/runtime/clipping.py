@@ -29,7 +29,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def within_reach(tensor: Tensor) -> Tensor:
-    """The same, which is the very tensor where autograd doesn't know that: for those who give it to nobody."""
+    """The same, and no view of it where autograd doesn't track it, for callers that hand it to nobody."""
     inner = getattr(tensor, "_block", getattr(tensor, "_local_tensor", tensor))
     return inner.detach() if inner is tensor or inner.requires_grad else inner
 

@@ -295,10 +295,10 @@ class Linked:
         return codes
 
     def _offers(self, wanted: Sequence[Chosen], alone: Collection[str]) -> dict[str, Offer]:
-        """By slot that a bucket alone reads, who offers memory of its message."""
+        """By slot that a bucket alone reads, who offers memory of its message: on a GPU, whose kernels write there."""
         found: dict[str, Offer] = {}
         for line, _, reads in wanted:
-            if line.kind == "start_bucket":
+            if line.kind == "start_bucket" and self.ctx.net.last:
                 memory = self.actions.bucket(line, reads).memory
                 found |= {n: partial(memory.offer, k) for k, n in enumerate(line.reads) if reads[k] and n in alone}
         return found

@@ -43,8 +43,8 @@ def overlapped(program: Program, machine: Machine, dtype: str, *, of_inputs: boo
     Args:
         of_inputs: whether inputs want gradients, too.
     """
-    how, plain = (machine, dtype, of_inputs), replace(program, statistics="")  # which change nothing that travels
-    found = next((found for known, found in _last if known == (how, plain)), None)
+    how, plain = (machine, dtype, of_inputs), replace(program, statistics="")  # whose kind changes nothing that travels
+    found = next((found for known, found in tuple(_last) if known == (how, plain)), None)
     if found is None:
         found = _shortest(plain, machine, dtype, of_inputs)
         _last.append(((how, plain), found))

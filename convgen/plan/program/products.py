@@ -130,7 +130,8 @@ class _OwnPrice:
         return self._once(self._collected if is_gradient else self._fetched, self._read[k], way)
 
     def _once(self, of: Callable[[int, Way], int], place: int, way: Way) -> int:
-        """Ways are alike for an operand, or a result, that give its own indices the same axes, and others the same."""
+        """Ways cost the same for an operand or a result if they give its own indices the same axes, and the others
+        together the same."""
         number, roles = way
         indices = self._indices[number][place]
         own, others = list[tuple[str, Axes]](), list[str]()

@@ -44,8 +44,8 @@ def step_ps(costs: Sequence[Cost]) -> int:
 
 
 def at_least_ps(old: Cost, new: Cost) -> int:
-    """Picoseconds that a step takes more, at least, where a row costs something else: less computing hides sums no
-    longer, and of less moving half as much was what sums took of the link.
+    """Picoseconds that a step takes more, at least, where a row costs something else. One less of computing may uncover
+    one of sums, and one less of moving saves two at most, as sums had half of the link meanwhile.
 
     Example:
         >>> at_least_ps(Cost(10, 20, 6, 30), Cost(12, 25, 5, 20))
