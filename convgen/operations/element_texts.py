@@ -39,8 +39,8 @@ class ElementStep(NamedTuple):
     is_free: bool = False
 
 
-HALF, ROOT_2_PI = 0.5**0.5, (2 * pi) ** 0.5
-GAUSS = f"0.5 * (1.0 + tl.erf({{x}} * {HALF!r}))"
+ROOT_HALF, ROOT_2_PI = 0.5**0.5, (2 * pi) ** 0.5
+GAUSS = f"0.5 * (1.0 + tl.erf({{x}} * {ROOT_HALF!r}))"
 # 1 + tanh(u) = 2 / (1 + exp(-2u)), of 2u = x * (A + B * x * x).
 A, B = 2 * (2 / pi) ** 0.5, 2 * (2 / pi) ** 0.5 * 0.044715
 TANH = f"(1 / (1 + tl.exp(-({{x}} * ({A!r} + {B!r} * {{x}} * {{x}})))))"

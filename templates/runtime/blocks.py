@@ -451,11 +451,6 @@ def in_memory_as(strides: tuple[int, ...], block: Tensor) -> Tensor:
     return block.permute(order).contiguous().permute([order.index(d) for d in range(block.dim())])
 
 
-def as_placed(block: Tensor, spec: Any) -> DTensor:
-    """What `DTensor(block, spec, requires_grad=False)` makes, whose `__init__` takes longer and does nothing."""
-    return cast(Any, DTensor).__new__(DTensor, block, spec, requires_grad=False)
-
-
 class Around(Function):
     """A plain block as the DTensor or the Block that has this place."""
 
@@ -463,7 +458,9 @@ class Around(Function):
     def forward(block: Tensor, place: Any) -> Any:
         if isinstance(place, tuple):
             return Block(block, *place)
-        return as_placed(in_memory_as(place.stride, block.detach()), place)
+        # Not by a call, whose `__init__` takes longer and does nothing.
+        own = in_memory_as(place.stride, block.detach())
+        return cast(Any, DTensor).__new__(DTensor, own, place, requires_grad=False)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

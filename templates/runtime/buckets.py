@@ -38,6 +38,7 @@ class MessageMemory:
     def __init__(self, dtype: torch.dtype, *, last: bool) -> None:
         self.dtype, self.last = dtype, last
         self.like: list[Like | None] = []  # of what came the last time
+        self._starts = [0]  # of each value the first element, and how many there are
         self._memory: Tensor | None = None
         self._taken: dict[int, Tensor] = {}
 
@@ -48,7 +49,7 @@ class MessageMemory:
             return None
         if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
             return None
-        starts, n = self._starts(), math.prod(shape)
+        starts, n = self._starts, math.prod(shape)
         few = starts[-1] * of.itemsize <= EARLY or 2 * n >= starts[-1]
         if starts[k] * of.itemsize % WORDS or not n or not few:
             return None
@@ -57,21 +58,18 @@ class MessageMemory:
         self._taken[k] = unflat_as(self._memory.narrow(0, starts[k], n), shape, self.last)
         return self._taken[k]
 
-    def _starts(self) -> list[int]:
-        """Of each value the first element, and how many there are."""
-        return [0, *accumulate(math.prod(like[0]) if like else 0 for like in self.like)]
-
     def packed(self, given: Sequence[Tensor | None]) -> Tensor:
         """Values one behind the other, in memory that nothing else has."""
         memory, taken, known = self._memory, self._taken, self.like
         self._memory, self._taken = None, {}
         self.like = [None if g is None else (g.shape, g.dtype) for g in given]
+        if self.like != known:
+            self._starts = [0, *accumulate(0 if g is None else g.numel() for g in given)]
         # Local code may have left a place unused, or another pass may have taken it: then all is packed anew.
         if memory is None or self.like != known or not all(_is_at(given[k], there) for k, there in taken.items()):
             parts = [g for g in given if g is not None]
             return torch.cat([flat_as(g, self.last) for g in parts], out=parts[0].new_empty(0, dtype=self.dtype))
-        starts = self._starts()
-        others = [(starts[k], g) for k, g in enumerate(given) if g is not None and k not in taken]
+        others = [(self._starts[k], g) for k, g in enumerate(given) if g is not None and k not in taken]
         if others:
             flat = [flat_as(g, self.last) for _, g in others]
             torch._foreach_copy_([memory.narrow(0, at, g.numel()) for at, g in others], flat)
