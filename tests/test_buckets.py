@@ -19,11 +19,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from convgen.algebra.grid import Grid
 from convgen.network_compiler import compile_network
-from convgen.packages import kernel_modules, runtime_of
+from convgen.packages import runtime_of
 from convgen.passes.bucket_gradients import BucketGradients
 from convgen.spec.exported import graph_of
 from convgen.spec.target import CPU, Target
-from convgen.verify.interpreter import launch
+from convgen.verify.interpreter import in_interpreter
 from convgen.verify.virtual import VirtualTransport, World
 
 
@@ -79,9 +79,7 @@ def compiled(module: nn.Module, x: Tensor, target: Target = CPU) -> Any:
 def net(tmp_path_factory: pytest.TempPathFactory) -> Any:
     one, constants = compiled(Wide(), torch.randn(8, 24), SM_90)
     package = imported(one.package().files, tmp_path_factory.mktemp("wide"))
-    package.NET.device = "cpu"
-    for kernels in kernel_modules(package):
-        kernels.launch = launch
+    in_interpreter(package)
     return package, constants
 
 
@@ -134,9 +132,7 @@ def test_kernels_write_where_it_travels(tmp_path: Path) -> None:
     """On a GPU filters' gradients, of any shape."""
     one, constants = compiled(Convolved(), torch.randn(4, 8, 6, 6), SM_90)
     with loaded(one, constants, tmp_path) as package:
-        package.NET.device = "cpu"
-        for kernels in kernel_modules(package):
-            kernels.launch = launch
+        in_interpreter(package)
 
         def program(package: Any, mesh: Any, model: Any) -> None:
             found: list[dict[str, Tensor]] = []

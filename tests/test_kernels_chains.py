@@ -27,12 +27,11 @@ from convgen.operations.chains import MADE, ChainStep, ElementChain, how_it_lies
 from convgen.operations.evaluated_norm import EvaluatedNorm
 from convgen.operations.pointwise import affine, bias
 from convgen.operations.row import Operation
-from convgen.packages import kernel_modules
 from convgen.plan.program.edited import read_text
 from convgen.program.network_text import show
 from convgen.spec.exported import graph_of
 from convgen.spec.graph_edit import with_dtype
-from convgen.verify.interpreter import launch
+from convgen.verify.interpreter import in_interpreter, launch
 from convgen.verify.network import check_network, report_text
 from convgen.verify.virtual import World
 
@@ -368,9 +367,7 @@ def test_chains_under_autocast(tmp_path: Any) -> None:
         launch(kernel, *args, **constants)
 
     with loaded(one, {**tensors, **module.state_dict()}, tmp_path) as package:
-        package.NET.device = "cpu"
-        for kernels in kernel_modules(package):
-            kernels.launch = counted
+        in_interpreter(package, counted)
 
         def step(end: Any) -> tuple[Tensor, Any]:
             mesh = package.init_mesh("cpu", transport=end)

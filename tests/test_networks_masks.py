@@ -25,13 +25,12 @@ from convgen.kernels.source import Kernel
 from convgen.network_compiler import CompiledNetwork, compile_network, compile_text
 from convgen.operations.convolution import ADD, LocalConvolution
 from convgen.operations.fused import Fused
-from convgen.packages import kernel_modules
 from convgen.plan.program.edited import read_text
 from convgen.program.network_text import show
 from convgen.program.verify.network import verify_network
 from convgen.spec.exported import graph_of
 from convgen.spec.graph_edit import with_dtype
-from convgen.verify.interpreter import launch
+from convgen.verify.interpreter import in_interpreter
 from convgen.verify.network import check_network, report_text
 from convgen.verify.virtual import VirtualTransport, World
 
@@ -143,9 +142,7 @@ def test_the_gradient_is_made_in_one_launch(tmp_path: Path, monkeypatch: pytest.
             return func(*args, **(kwargs or {}))
 
     with loaded(one, tensors, tmp_path) as package:
-        package.NET.device = "cpu"
-        for module in kernel_modules(package):
-            module.launch = launch
+        in_interpreter(package)
         x = torch.randn(2, 8, 6, 5)
 
         def step(end: VirtualTransport) -> None:

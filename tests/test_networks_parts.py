@@ -38,7 +38,7 @@ from convgen.program.other_sizes import program_like
 from convgen.program.rows import PlacedRow, in_parts
 from convgen.program.verify.network import faults, verify_network
 from convgen.spec.exported import graph_of
-from convgen.verify.interpreter import launch
+from convgen.verify.interpreter import in_interpreter, launch
 from convgen.verify.network import check_network, report_text
 from convgen.verify.virtual import World
 
@@ -369,9 +369,7 @@ def test_chunks_are_not_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         copied = Counter[str]()
         (tmp_path / str(fused)).mkdir()
         with loaded(one, tensors, tmp_path / str(fused)) as package:
-            package.NET.device = "cpu"
-            for module in kernel_modules(package):
-                module.launch = launch
+            in_interpreter(package)
 
             def forward(end: Any, package: Any = package, copied: Any = copied) -> None:
                 mesh = package.init_mesh("cpu", transport=end)

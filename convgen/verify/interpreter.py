@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +26,8 @@ import triton
 import triton.language as tl
 from triton.runtime import interpreter as upstream
 from triton.runtime.jit import JITFunction
+
+from convgen.packages import kernel_modules
 
 _functions: dict[int, tuple[Any, Any]] = {}  # by id: hashing a JITFunction walks its source
 _lock = threading.RLock()
@@ -46,6 +49,17 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> 
         # Masked lanes and unused rows may overflow on the way; what they hold is thrown away.
         with np.errstate(all="ignore"), torch.no_grad():
             interpreted(kernel)[grid](*args, **constants)
+
+
+def in_interpreter(package: Any, launch: Callable[..., None] = launch) -> None:
+    """Have a network's package for a GPU run here: its kernels in the interpreter, all else on the CPU.
+
+    Args:
+        launch: in the place of `launch` of the files with kernels.
+    """
+    package.NET.device = "cpu"
+    for kernels in kernel_modules(package):
+        kernels.launch = launch
 
 
 def _as_float(handle: Any) -> Any:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from convgen.cost.network import volume
 from convgen.network_compiler import CompiledNetwork
-from convgen.packages import files_of, forget_package, kernel_modules, load_package, runtime_of
+from convgen.packages import files_of, forget_package, load_package, runtime_of
 from convgen.program.network import Program
 from convgen.spec.graph import TFLOAT32
 from convgen.verify.network_mesh import MeshAccounts, mesh_accounts, mesh_json, mesh_lines
@@ -189,11 +189,9 @@ ROUNDED = (
 def _loaded(path: Path, interpret: bool) -> Any:
     package = load_package(path)
     if interpret:
-        from convgen.verify.interpreter import launch
+        from convgen.verify.interpreter import in_interpreter
 
-        package.NET.device = "cpu"
-        for kernels in kernel_modules(package):
-            kernels.launch = launch
+        in_interpreter(package)
     return package
 
 
