@@ -1,6 +1,7 @@
 """What it would bring that a convolution's kernel normalises and activates what it reads, instead of a pass before it.
 
     python bench/prologues.py [--networks resnet50 kl_decoder ...] [--batch 16] [--rows 224] [--inference]
+    python bench/prologues.py --done [--networks resnet50] [--batch 16] [--rows 224]
 
 By the bound of kernels compiled for sm_90, bfloat16, of one rank; nothing is timed. Of each convolution that alone
 reads what a norm's last pass writes: that pass reads and writes it once, at the memory's rate, or takes a launch. The
@@ -8,11 +9,15 @@ kernel that does it instead is compiled, too, in the same sizes: its text widens
 what it has copied before it multiplies, with zeros around images, so operands come by registers. `gains` are
 convolutions that are faster so by the bound, `us` what they would save together, of the least time of all of the
 network's convolutions forward and of these passes. `other` are kernels whose text is not one of boxes or of a product.
+
+`--done`: what packages have of it, forward and backward: kernels of products that do what a batch norm does last, and
+write it; `apart` are the least times of the products' own kernels and of the norms' passes before them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 from unittest.mock import patch
@@ -22,6 +27,7 @@ from options import options
 from step_traffic import NETWORKS, SM_90
 
 from convgen.algebra.grid import Grid
+from convgen.kernels.choose import choose
 from convgen.kernels.config import largest
 from convgen.kernels.estimate import data_sheet
 from convgen.kernels.facts import bound, facts, launches
@@ -126,8 +132,34 @@ def rows_of(name: str, batch: int, rows: int, training: bool) -> Iterator[Row]:
             yield Row(kernel.problem.taps, own, once, least_us(kernel, normed[x]) if alone else None)
 
 
+def done(name: str, batch: int, rows: int) -> Iterator[str]:
+    """A line a phase of the kernels that do what batch norms do last."""
+    module, shape = NETWORKS[name](batch, rows)
+    graph, _ = graph_of(module.train(), (torch.zeros(*shape),))
+    one = compile_network(with_dtype(graph, "bfloat16"), Grid((("N", 1),)), statistics="local", target=SM_90)
+    found: dict[str, list[tuple[float, float]]] = {"forward": [], "backward_data": []}
+    sheet = data_sheet(SM_90, "bfloat16")
+    for file in one.kernels:
+        for kernel in file.kernels if file.before else ():
+            p = kernel.problem
+            alone = choose((replace(p, before=None, moments=""),), SM_90)
+            both, own = least_us(kernel), least_us(replace(alone, problems=(replace(p, before=None),)))
+            assert file.before is not None and both is not None and own is not None
+            read = p.elements["y" if p.phase == "backward_data" else "x"] * p.element_bytes
+            once = max((file.before.operands + 2) * read / sheet.bytes_per_s, sheet.floor_s) * 1e6
+            found[p.phase] += [(own + once, both)] * len(file.uses)
+    for phase, times in found.items():
+        apart, together = (sum(t[k] for t in times) for k in (0, 1))
+        yield f"{name:14} {phase:14} {len(times):8} {apart:9.1f} {together:9.1f}"
+
+
 def main() -> None:
-    args = options(__doc__, networks=[*NETWORKS], batch=16, rows=224, inference=False)
+    args = options(__doc__, networks=[*NETWORKS], batch=16, rows=224, inference=False, done=False)
+    if args.done:
+        print(f"{'network':14} {'phase':14} {'kernels':>8} {'apart, us':>9} {'done, us':>9}")
+        for name in args.networks:
+            print(*done(name, args.batch, args.rows), sep="\n", flush=True)
+        return
     print(f"{'network':14} convolutions  behind norms  other  gains  of these one tap       us     of us")
     for name in args.networks:
         found = [*rows_of(name, args.batch, args.rows, not args.inference)]

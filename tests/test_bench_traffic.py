@@ -53,7 +53,7 @@ def test_bytes_of_calls_are_those_by_hand(bench: Any) -> None:
     assert not found.formats
 
 
-@pytest.mark.parametrize(("statistics", "most"), [("local", 0.83), ("global", 0.83)], ids=["local", "global"])
+@pytest.mark.parametrize(("statistics", "most"), [("local", 0.765), ("global", 0.765)], ids=["local", "global"])
 def test_a_step_moves_less_than_plain_torch(bench: Any, statistics: str, most: float) -> None:
     """Bounds may only fall."""
     shape = (8, 64, 28, 28)
@@ -61,9 +61,10 @@ def test_a_step_moves_less_than_plain_torch(bench: Any, statistics: str, most: f
     plain = bench.plain(Bottlenecks(), [(4, *shape[1:])], training=True, dtype=torch.bfloat16)
     alone = ours.moved - ours.kinds["messages"]["moved"]
     assert alone <= most * plain.moved, alone / plain.moved
-    assert ours.kinds["norms"]["moved"] <= 1.26 * plain.kinds["norms"]["moved"]
+    assert ours.kinds["norms"]["moved"] <= 0.66 * plain.kinds["norms"]["moved"]
     norms = sum(c["launches"] for name, c in ours.calls.items() if name.startswith("norm_"))
-    assert norms == {"local": 6, "global": 7}[statistics] * 7  # of seven norms; a union of ranks' moments is one more
+    # Of seven norms; a union of ranks' moments is one more. Products do what three make, and the gradients of five.
+    assert norms == {"local": 6, "global": 7}[statistics] * 7 - 3 - 5
     names = ("relu", "threshold_backward", "native_batch_norm", "native_batch_norm_backward", "batch_norm_update_stats")
     assert not any(name in ours.calls for name in names)
     assert sum(ours.formats.values()) <= 1  # of the loss's gradient

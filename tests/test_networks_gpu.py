@@ -257,7 +257,11 @@ def test_a_tensor_elsewhere_is_an_error(tmp_path: Path, monkeypatch: pytest.Monk
     with loaded(one, tensors, tmp_path) as package:
         norms = runtime_of(package).NormByKernels
         made = norms._made
-        elsewhere = lambda self, kept, *rest: made(self, kept, *rest) + torch.zeros(kept[0].shape)  # noqa: E731
+
+        def elsewhere(self: Any, kept: Any, *rest: Any) -> Any:
+            later = made(self, kept, *rest)
+            return later._replace(made=later.made + torch.zeros(kept[0].shape))
+
         monkeypatch.setattr(norms, "_made", elsewhere)
         with pytest.raises(Exception, match="device"):
             step_on_no_device(package, monkeypatch)

@@ -233,11 +233,12 @@ class _Writer:
         always |= {"ELEMENT_CHAINS", "ChainKernel"} if g.chains else set()
         always |= (
             {"EPILOGUES", "EpilogueKernel"}
-            if any(k.epilogue and not (k.masks or k.moments) for k in g.kernels)
+            if any(k.epilogue and not (k.masks or k.moments or k.before) for k in g.kernels)
             else set()
         )
-        always |= {"MOMENTS", "MomentsKernel"} if any(k.moments for k in g.kernels) else set()
-        always |= {"MASKED", "MaskKernel"} if any(k.masks for k in g.kernels) else set()
+        always |= {"MOMENTS", "MomentsKernel"} if any(k.moments and not k.before for k in g.kernels) else set()
+        always |= {"MASKED", "MaskKernel"} if any(k.masks and not k.before for k in g.kernels) else set()
+        always |= {"PROLOGUES", "Prologue", "BehindNorm"} if any(k.before for k in g.kernels) else set()
         names = sorted(self.used | always)
         return text, names
 

@@ -31,6 +31,7 @@ from convgen.kernels.estimate import data_sheet
 from convgen.kernels.load import load_text
 from convgen.kernels.loops import Loop, matrix_loop
 from convgen.kernels.problem import Problem
+from convgen.kernels.prologues import VECTORS, Before
 from convgen.kernels.source import Kernel, kernel_module
 from convgen.kernels.torch_types import TORCH_DTYPES
 from convgen.operations.convolution import MAKES, READS
@@ -115,11 +116,20 @@ def launches(kernel: Kernel, problem: Problem) -> list[Launch]:
         boxes = torch.empty((p.rim, 1 + 2 * len(p.dims)), dtype=torch.int64, device="meta")
         own = [d.y if p.phase == "backward_data" else d.x for d in p.dims]
         rim = [module.Rim(x, boxes, tuple(n for rows in own for n in (0, rows)), _thin_boxes(p.rim, own))]
+    before = () if p.before is None else (_given(p.before, of["y" if p.phase == "backward_data" else "x"], p), 1e-5)
     try:
-        getattr(module, p.phase)(*tensors, out, sizes, *rim)
+        getattr(module, p.phase)(*tensors, out, sizes, *rim, *before)
     finally:
         module.launch = run  # type: ignore[attr-defined]
     return found
+
+
+def _given(before: Before, read: torch.Tensor, p: Problem) -> tuple[Any, ...]:
+    """Of a norm: vectors, tensors that lie as what is read does, and how many elements a channel there are."""
+    channels = p.filters if p.phase == "backward_data" else p.channels
+    wide = torch.empty(3 * channels, dtype=torch.float32, device="meta")
+    of = {"found": wide, "total": p.pixels} | dict.fromkeys(VECTORS, wide[:channels])
+    return tuple(of.get(name, read) for name in before.tensors)
 
 
 def _thin_boxes(count: int, own: Sequence[int]) -> tuple[tuple[int, ...], ...]:

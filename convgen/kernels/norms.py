@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 from convgen.kernels.environment import environment
 from convgen.kernels.epilogues import lines, operands
+from convgen.kernels.prologues import Before
 from convgen.operations.batch_norm import back_behind, chain_of
-from convgen.operations.row import Epilogue
-from convgen.program.behind_norms import Steps, behind_norms
-from convgen.program.network import Program
+from convgen.operations.row import Epilogue, Prologue
+from convgen.program.behind_norms import Steps, behind_batch_norms, behind_norms, readers_of
+from convgen.program.network import Program, label
+from convgen.program.nodes import Phase
 
 
 @dataclass(frozen=True)
@@ -66,3 +68,30 @@ def _chain(behind: Steps) -> tuple[Epilogue, tuple[str, str, bool]]:
     back = back_behind(last, len(names) - 1)
     assert back is not None
     return chain_of(behind), (back.text, " and ".join(names), last.back_of_result() is None)
+
+
+def last_steps(program: Program) -> dict[str, dict[Phase, Before]]:
+    """By label of a convolution what a batch norm does last, forward or backward, with what that is the first to read:
+    of its operand the norm of which it is, of its result's gradient that which alone reads the result."""
+    readers, outputs = readers_of(program), {value for _, value in program.outputs}
+    makers = {value: row for row in program.rows for value in row.bound.makes}
+    found: dict[str, dict[Phase, Before]] = {}
+    taken: set[int] = set()  # rows that norms before this one do
+    nothing: Steps = ()
+    for centred, there in behind_batch_norms(program):
+        behind = nothing if any(i in taken for i, _, _ in there) else there
+        taken |= {i for i, _, _ in behind}
+        chain, (back, _, of_input) = _chain(behind) if behind else ((), ("", "", False))
+        value = (program.rows[behind[-1][0]] if behind else centred).bound.makes[0]
+        for i in readers.get(value, [])[:1]:
+            first = program.rows[i]
+            if first.bound.reads[0] == value and not (first.fetch[0] or first.is_cut):
+                found.setdefault(label(first), {})["forward"] = Before(Prologue(False, chain))
+        x = centred.bound.reads[0]
+        own = all(program.rows[i].bound.norm == centred.bound.norm for i in readers[x])
+        if (maker := makers.get(x)) is None or not own or x in outputs:
+            continue
+        if not (maker.given[0] or maker.store[0] or maker.is_cut):
+            before = Before(Prologue(True, chain), back, of_input) if len(chain) == 1 else Before(Prologue(True, ()))
+            found.setdefault(label(maker), {})["backward_data"] = before
+    return found

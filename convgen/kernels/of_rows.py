@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import NamedTuple
 
 from convgen.algebra.grid import Grid
@@ -14,7 +15,10 @@ from convgen.kernels.config import Config
 from convgen.kernels.epilogues import keeps
 from convgen.kernels.families import aten
 from convgen.kernels.moments import moments_refusal
+from convgen.kernels.norms import last_steps
 from convgen.kernels.problem import LocalDim, Problem, Tiled
+from convgen.kernels.prologue_gains import prologue_refusal
+from convgen.kernels.prologues import Before
 from convgen.kernels.source import Kernel, kernel_module
 from convgen.operations.convolution import ADD, MAKES, READS, Convolution, LocalConvolution
 from convgen.operations.gradient_sums import sums_taken
@@ -50,6 +54,7 @@ class ConvolutionFile:
         epilogue: of a file of one kernel alone, what that does behind its sum.
         masks: that kernel is backward-data's, else it is forward's.
         moments: of a file of forward's kernel alone, of what tiles it makes moments, too.
+        before: of a file of one kernel alone, what that does with what it reads.
     """
 
     name: str
@@ -66,6 +71,7 @@ class ConvolutionFile:
     switched: bool = False
     open: bool = False
     moments: Tiled = ""
+    before: Before | None = None
 
     @property
     def module(self) -> str:
@@ -117,6 +123,7 @@ class OfRow(NamedTuple):
         masks: they are the gradient of what stands before it, behind backward-data.
         rim: the activation that comes as a block and boxes around it, and of how many boxes at most.
         moments: of what tiles a norm takes moments of what it makes, where it makes it.
+        before: by phase, what a norm does last with what that reads first.
     """
 
     row: str
@@ -128,6 +135,7 @@ class OfRow(NamedTuple):
     masks: bool
     rim: tuple[str, int] = ("", 0)
     moments: Tiled = ""
+    before: Mapping[Phase, Before] = MappingProxyType({})
 
 
 def convolution_files(
@@ -190,7 +198,32 @@ def convolution_files(
             one = ConvolutionFile(file, dtype, held, last, made, forward, *rest, epilogue, rim=rim, moments=tiled)
             kernels = [k for file in _by_products(one, target, always=program.tf32) for k in file.kernels]
             found.extend([] if any(moments_refusal(k.problem, k.config) for k in kernels) else [one])
+        if not (open or rim):
+            of_file = ConvolutionFile(name, dtype, held, last, (), (), *rest)
+            found.extend(_behind_norms(of_file, rows, problems, target))
     return tuple(one for file in found for one in _by_products(file, target, always=program.tf32))
+
+
+def _behind_norms(
+    of: ConvolutionFile, rows: Sequence[OfRow], problems: Mapping[Phase, tuple[Problem, ...]], target: Target
+) -> Iterator[ConvolutionFile]:
+    """Files of kernels that do what norms do last, forward with moments of what they make; where that pays."""
+    alike: dict[tuple[Phase, Epilogue, Tiled, Before], dict[tuple[str, Phase], None]] = {}
+    for row in rows:
+        for phase, before in row.before.items():
+            if (phase == "forward" and row.moments) or phase == "backward_data":
+                tiled: Tiled = row.moments if phase == "forward" else ""
+                alike.setdefault((phase, row.epilogue, tiled, before), {})[row.row, phase] = None
+    for n, ((phase, epilogue, tiled, before), uses) in enumerate(alike.items(), 1):
+        made = tuple(replace(p, epilogue=epilogue, moments=tiled, before=before) for p in problems[phase])
+        file = replace(
+            of, name=f"{of.name}_behind_norm_{n}", problems=(made,), uses=tuple(uses), epilogue=epilogue,
+            masks=phase == "backward_data", moments=tiled, before=before,
+        )  # fmt: skip
+        refused = [prologue_refusal(k.problem, k.config, target) for k in file.kernels]
+        refused += [moments_refusal(k.problem, k.config) for k in file.kernels if tiled]
+        if not any(refused):
+            yield file
 
 
 def _by_products(file: ConvolutionFile, target: Target, *, always: bool) -> tuple[ConvolutionFile, ...]:
@@ -217,7 +250,7 @@ def _with_steps(masks: bool) -> Phase:
 def local_convolutions(program: Program) -> Iterator[OfRow]:
     """The convolutions of a program, gradients' rows among them, computed at once or piece by piece; of ranks that
     convolve something."""
-    adding, before_norms = _adding(program), _before_norms(program)
+    adding, before_norms, behind = _adding(program), _before_norms(program), last_steps(program)
     for row, types in zip(program.rows, program.row_types, strict=True):
         dtype = next(reversed(types.fetch[:2]), "")  # of its weights, as autocast takes them
         if dtype not in FLOATS:
@@ -243,9 +276,13 @@ def local_convolutions(program: Program) -> Iterator[OfRow]:
                     rim = _rim(placed, run[0], program.grid)
                     makes = placed is row and run[0] == "forward" and not masks
                     normed: Tiled = before_norms.get(label(row), "") if makes else ""
-                    yield OfRow(label(row), run, dtype, held, done, steps, masks, rim, normed)
-                    if not rim[0] and _key(row, placed) in adding and not masks:
-                        yield OfRow(label(row), ("backward_data",), dtype, held, ADD, "sum", True)
+                    adds = not rim[0] and _key(row, placed) in adding and not masks
+                    before = behind.get(label(row), {}) if makes and not done else {}
+                    first: dict[Phase, Before] = {k: of for k, of in before.items() if k == "forward" or not adds}
+                    yield OfRow(label(row), run, dtype, held, done, steps, masks, rim, normed, first)
+                    if adds:
+                        rest: dict[Phase, Before] = {k: of for k, of in before.items() if k != "forward"}
+                        yield OfRow(label(row), ("backward_data",), dtype, held, ADD, "sum", True, before=rest)
 
 
 def _adding(program: Program) -> set[str]:

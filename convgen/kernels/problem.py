@@ -7,6 +7,7 @@ from functools import cached_property
 from math import gcd, prod
 from typing import Literal
 
+from convgen.kernels.prologues import Before
 from convgen.operations.row import Epilogue
 from convgen.program.nodes import Phase
 from convgen.spec.layer import DTYPE_BYTES
@@ -43,6 +44,7 @@ class Problem:
             in buffers of their own; None where the operand is one tensor.
         epilogue: what is done with each element of what is made, in forward and backward_data.
         moments: whether forward makes moments of y by tiles, too (kernels/moments.py), and what a tile may be of.
+        before: what is done with each element of the activation that is read, and written, too (kernels/prologues.py).
     """
 
     phase: Phase
@@ -59,6 +61,7 @@ class Problem:
     rim: int | None = None
     epilogue: Epilogue = ()
     moments: Tiled = ""
+    before: Before | None = None
 
     @property
     def element_bytes(self) -> int:
@@ -91,9 +94,14 @@ class Problem:
     def bytes(self) -> int:
         """Each operand once."""
         beside = sum(kind == "element" for step in self.epilogue for kind, _ in step.operands)
-        return (
-            sum(self.elements.values()) + beside * self.elements["x" if self.phase == "backward_data" else "y"]
-        ) * self.element_bytes
+        made = self.elements["x" if self.phase == "backward_data" else "y"]
+        return (sum(self.elements.values()) + beside * made) * self.element_bytes + self.bytes_before
+
+    @property
+    def bytes_before(self) -> int:
+        """Of what is read for what stands before the product, and written of it."""
+        read = self.elements["y" if self.phase == "backward_data" else "x"]
+        return 0 if self.before is None else (self.before.operands + 1) * read * self.element_bytes
 
     @property
     def channels_last(self) -> bool:

@@ -6,7 +6,7 @@ and part; XH, YH, ... the extents that this rank holds; pad_h zero rows below x;
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,6 +15,7 @@ from convgen.kernels.config import Config
 from convgen.kernels.index import IndexMap, activation_map, filter_map
 from convgen.kernels.moments import moment_lines
 from convgen.kernels.problem import Problem
+from convgen.kernels.prologues import prologue_lines
 from convgen.kernels.sharing import adds_last, bunches, second_sum
 from convgen.kernels.sharing_words import Shared
 from convgen.operations.layer import VALUE_MADE
@@ -491,6 +492,25 @@ class Words:
     def moments(self, there: str, filters: str, kind: str) -> list[str]:
         """Moments of a tile of y's."""
         return moment_lines(there, filters, kind, self.wide)
+
+    @property
+    def before(self) -> list[str]:
+        """Arguments of what is done with what is read."""
+        return [] if self.problem.before is None else self.problem.before.tensors
+
+    def prologue(self, tensor: str, place: str, mask: str) -> list[str]:
+        """What is done with a tile `a` of what is read; the programs of the first tile of what is made write it.
+
+        Args:
+            tensor: x or y, of which it is; `place`: of its elements; `mask`: which there are.
+        """
+        before, v = self.problem.before, CHANNEL[tensor]
+        if before is None:
+            return []
+        known = "" if v in self.even else f", mask={v} < {v.upper()}, other=1.0"
+        load: Callable[[str], str] = lambda name: f"tl.load({name} + {place}, mask={mask}, other=0.0)"  # noqa: E731
+        lines = prologue_lines(before, v, known, self.wide, self.across, load)
+        return [*lines, "if tile == 0:", f"    tl.store(made + {place}, a, mask={mask})"]
 
     def epilogue(self, place: str, mask: str, filters: str = "", kept: str = "") -> list[str]:
         """What is done with a tile of y's.

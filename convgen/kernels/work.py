@@ -126,9 +126,10 @@ def rows_made(p: Problem) -> list[int]:
 
 
 def whole_bytes(p: Problem) -> int:
-    """Each operand once, parts included."""
+    """Each operand once, parts and what stands before included."""
     n = p.elements
-    return (n["x"] * p.x_parts + n["w"] * p.x_parts * p.y_parts + n["y"] * p.y_parts) * p.element_bytes
+    whole = n["x"] * p.x_parts + n["w"] * p.x_parts * p.y_parts + n["y"] * p.y_parts
+    return whole * p.element_bytes + p.bytes_before
 
 
 def sum_bytes(p: Problem, w: Work) -> int:

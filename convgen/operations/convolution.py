@@ -28,6 +28,7 @@ from convgen.operations.row import (
     EpilogueStep,
     Interval,
     Operation,
+    Prologue,
     Work,
     fit,
     own,
@@ -97,6 +98,9 @@ def any_extents(dtype: str, here: LocalConvolution, rim: str = "", steps: Epilog
 
 # The same as those with steps, which there may be none of, that make moments of what they make, too.
 MOMENTS: dict[tuple[str, LocalConvolution, Epilogue, str], Any] = {}
+# The same of products that do what a batch norm does last with what they read: forward with moments of what they make,
+# backward-data as a mask, too.
+PROLOGUES: dict[tuple[str, LocalConvolution, Epilogue, Prologue], Any] = {}
 # As a mask: what is added is another gradient of the same value.
 ADD: Epilogue = (EpilogueStep("{x} + {0}", (("element", 1),), "sum"),)
 
@@ -296,6 +300,14 @@ class Convolution(Operation):
 
     def kept_of(self, kernel: Any, made: Any, operands: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(operands)
+
+    def behind_norm(self, way: int, at: At, of: Prologue, operand: Any, w: Any, before: Any = None) -> Any:
+        here = self.convolved(way, at) if PROLOGUES and not ASKED.types and self.phase == "forward" else None
+        if here is None or not operand.numel() or not w.numel() or operand.dtype != w.dtype:
+            return None
+        if before is not None and before.dtype != w.dtype:
+            return None
+        return PROLOGUES.get((str(w.dtype), here, () if before is None else ADD, of))
 
     def may_add(self, is_vjp: bool) -> bool:
         return self.phase == ("forward" if is_vjp else "backward_data")

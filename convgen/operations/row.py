@@ -139,6 +139,18 @@ class EpilogueStep(NamedTuple):
 Epilogue = tuple[EpilogueStep, ...]
 
 
+class Prologue(NamedTuple):
+    """What a kernel does with each element that it reads before it multiplies: what a batch norm does last.
+
+    Attributes:
+        gradient: it makes the gradient of what is normalised; else what the steps make of what is normalised.
+        steps: behind what is normalised.
+    """
+
+    gradient: bool
+    steps: Epilogue
+
+
 @dataclass(frozen=True)
 class Derived:
     """The gradient of an operand as a row of its own, with roles of its own.
@@ -328,6 +340,15 @@ class Operation(ABC):
     def kept_of(self, kernel: Any, made: Any, operands: Sequence[Any]) -> tuple[Any, ...]:
         """What `vjp` reads, where that kernel has made the result."""
         raise NotImplementedError(f"{self.name} has no kernel that makes moments")
+
+    def behind_norm(self, way: int, at: At, of: Prologue, operand: Any, w: Any, before: Any = None) -> Any:
+        """The kernel that does what a batch norm does last with what it reads first; None where there is none.
+
+        Args:
+            operand: what is made so: the first operand, or the result's gradient as it reaches local code.
+            before: another gradient of the first operand, which is added to the one that is made.
+        """
+        return None
 
     def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
         """Whether `kept` and `vjp` differentiate local code; elsewhere torch does."""

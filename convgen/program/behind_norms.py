@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from convgen.operations.batch_norm import IMAGES, Centred, steps_behind
 from convgen.operations.group_norms import is_by_group, rows_behind
@@ -17,6 +17,29 @@ Steps = Sequence[tuple[int, Operation, int]]  # rows, each with its operation an
 
 def behind_norms(program: Program) -> Iterator[tuple[Sequence[int], Steps]]:
     """Of each norm the rows behind it that scale and shift what is normalised, and the steps behind these."""
+    reader = _only_reader(program)
+    by_group = {row.bound.makes[0] for _, row in norms_by_group(program)}
+    of_batches = {row.bound.makes[0]: steps for row, steps in behind_batch_norms(program)}
+    for row in program.rows:
+        operation, made = row.bound.operation, row.bound.makes[0]
+        if isinstance(operation, Normalise) and made in by_group:
+            behind = rows_behind(operation.of, made, reader)
+            yield [i for i, _ in behind.vectors], [] if behind.activation is None else [(*behind.activation, 0)]
+        if made in of_batches:
+            yield [], of_batches[made]
+
+
+def behind_batch_norms(program: Program) -> Iterator[tuple[PlacedRow, Steps]]:
+    """Of each batch norm of images or volumes the row that normalises, and the steps behind it."""
+    reader = _only_reader(program)
+    for row in program.rows:
+        operation = row.bound.operation
+        if isinstance(operation, Centred) and len(operation.of.shape) in IMAGES:
+            yield row, steps_behind(row.bound.makes[0], reader)
+
+
+def _only_reader(program: Program) -> Callable[[str], tuple[int, Operation, Sequence[str], str] | None]:
+    """Of a value, the only row that reads it; None where there are several."""
     readers = readers_of(program)
 
     def reader(value: str) -> tuple[int, Operation, Sequence[str], str] | None:
@@ -26,14 +49,7 @@ def behind_norms(program: Program) -> Iterator[tuple[Sequence[int], Steps]]:
         bound = program.rows[there[0]].bound
         return there[0], bound.operation, bound.reads, bound.makes[0]
 
-    by_group = {row.bound.makes[0] for _, row in norms_by_group(program)}
-    for row in program.rows:
-        operation = row.bound.operation
-        if isinstance(operation, Normalise) and row.bound.makes[0] in by_group:
-            behind = rows_behind(operation.of, row.bound.makes[0], reader)
-            yield [i for i, _ in behind.vectors], [] if behind.activation is None else [(*behind.activation, 0)]
-        if isinstance(operation, Centred) and len(operation.of.shape) in IMAGES:
-            yield [], steps_behind(row.bound.makes[0], reader)
+    return reader
 
 
 def norms_by_group(program: Program) -> Iterator[tuple[PlacedRow, PlacedRow]]:

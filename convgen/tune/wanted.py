@@ -75,7 +75,7 @@ def of_networks(compiled: Iterable[CompiledNetwork]) -> list[Wanted]:
             raise InputError(fact, hint="--target cuda:sm_90; or a layer's file")
         for file in one.kernels:
             for problems in file.problems:
-                problem = replace(largest(problems), epilogue=())
+                problem = replace(largest(problems), epilogue=(), moments="", before=None)
                 for row, phase in file.uses:
                     if phase == problem.phase:
                         _add(found, problem, Use(row, phase))

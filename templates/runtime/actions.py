@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from .conversions import within
 from .group_norms import norms_at_once
 from .handed_on import Wide
 from .here import held_at
+from .last_steps import forward_behind, vjp_behind
 from .layout import Box, common
 from .listing import Line, Steps
 from .local_code import LocalCode
@@ -85,6 +87,7 @@ class Actions:
         self.keep = {key for n in norms for key in (n.norm.coefficients, n.norm.centred, *n.behind)}
         self.keep |= {key for kind, key in at_once if kind == "vjp"}
         self.by_tiles = {key for n in norms for key in n.by_tiles} | by_tiles
+        self.without_gradient = {f"{n.norm.moments}.dx" for n in norms if n.is_local}  # which is made with that of y
         self._codes: dict[Any, Any] = {}
         self.biases = biases_of(steps, self.stands)
         self._added = {line.key: self.stands[line.key] for line in self.biases.values()}
@@ -123,7 +126,7 @@ class Actions:
             over: whether nobody else has what it reads first, so that it may be written over.
         """
         found = self.of_norms.get((line.kind, line.key))
-        if found is not None and line.kind in ("vjp", "vjp_sum"):
+        if found is not None and line.kind.startswith("vjp"):
             return with_flags(found, needed, len(line.makes))
         if found is not None:
             return first_of(found) if line.key in self.keep and len(line.makes) == 1 else found
@@ -204,6 +207,10 @@ class Actions:
 
         return forward
 
+    def _forward_behind(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
+        plain = self._forward_moments(line._replace(makes=line.makes[:-1]), wants, needed[:-1], read)
+        return partial(forward_behind, self._whole(line.key, wants), plain)
+
     def with_biases(self, lines: Sequence[Line]) -> list[Line]:
         """Products that add their biases read them, too."""
         found = {key: bias.reads[1:] for key, bias in self.biases.items()}
@@ -258,6 +265,12 @@ class Actions:
         return vjp
 
     _vjp_sum = _vjp
+
+    def _vjp_behind(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
+        plain = self._vjp(line._replace(kind=line.kind.removesuffix("_behind")), wants, needed, read)
+        return partial(vjp_behind, self._whole(line.key, wants), needed, plain)
+
+    _vjp_sum_behind = _vjp_behind
 
     def _forward_sum(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
         code = self._whole(line.key, ())

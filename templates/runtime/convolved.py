@@ -20,6 +20,7 @@ from convgen.operations.rimmed import Rimmed, RimPlaces, to_parts
 from convgen.operations.row import At, Epilogue
 
 from .blocks import Unmapped
+from .last_steps import Later
 from .tf32 import takes_tf32
 from .travel import CHANNELS_LAST
 
@@ -225,6 +226,35 @@ class MomentsKernel(EpilogueKernel):
         """The same, where torch keeps a graph of it."""
         made, parts, counts = self(fused, at, between, *operands)
         return made, Tiles(parts, counts, self.by_sample)
+
+
+class BehindNorm:
+    """A product's kernel that does what a batch norm does last with what it reads, and writes that, too.
+
+    Args:
+        module: with the kernel; `plain`: the convolution's own kernels.
+        by_sample: whether a tile of which forward makes moments has pixels of one sample alone.
+    """
+
+    def __init__(self, module: Any, plain: LocalKernels, by_sample: bool = False) -> None:
+        self.module, self.plain, self.by_sample = module, plain, by_sample
+
+    def with_moments(self, x: Later, w: Tensor) -> tuple[Tensor, Tiles]:
+        """The convolution of what is written where x says, and its moments."""
+        out = self.plain.empty("forward", len(x.made), x.made)
+        parts, counts = self._launched(self.module.forward, x, w, out)
+        return out, Tiles(parts, counts, self.by_sample)
+
+    def back(self, dy: Later, w: Tensor, *before: Tensor) -> Tensor:
+        """The gradient of what was convolved, of what is written where dy says; another one is added."""
+        out = self.plain.empty("backward_data", len(dy.made), dy.made)
+        self._launched(self.module.backward_data, dy, w, *before, out)
+        return out
+
+    def _launched(self, run: Any, of: Later, *tensors: Tensor) -> Any:
+        *given, out = tensors
+        sizes = self.plain.sizes(self.module, len(of.made))
+        return run(*[self.plain.dense(t) for t in (of.read, *given)], out, sizes, of.given, of.eps)
 
 
 class ConvolvedThen(Unmapped):

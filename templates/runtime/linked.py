@@ -25,17 +25,20 @@ from .at_hand import lacking
 from .copies import first_nan
 from .handed_on import Boxes, HandedOn
 from .lanes import noted
+from .last_steps import with_gradients_left, with_results_left
 from .listing import NOTHING, Line, Steps, in_mode
 from .mesh import Place
 from .surrounded import HALO, with_halos
 from .taken_steps import Chosen, with_moments, with_sums
 
-LABELLED: tuple[str, ...] = ("forward", "forward_moments", "interior", "boundary", "chunk", "join")  # rows' results
+# Steps that make rows' results.
+LABELLED: tuple[str, ...] = ("forward", "forward_moments", "forward_behind", "interior", "boundary", "chunk", "join")
 NOTED: Mapping[str, str] = dict.fromkeys(LABELLED, "local") | dict.fromkeys(CHAINS, "move")  # as a profile has them
 
 
 UNREAD = ("forward", "forward_moments", "same", "fill")  # steps that are left out where nobody reads what they make
-OFFERED = ("forward", "vjp", "vjp_sum")  # steps that may make values where a message takes them
+# Steps that may make values where a message takes them.
+OFFERED = ("forward", "vjp", "vjp_sum", "vjp_behind", "vjp_sum_behind")
 PASSING = ("back", "store", "add", "same", "vjp_join", "join", "wait_chunk", "send_back", "send_store")  # gradients on
 
 
@@ -250,7 +253,7 @@ class Linked:
             if any(makes) or line in own or line.kind not in UNREAD:
                 chosen.append(Chosen(line, makes, (True,) * len(line.reads)))
                 needed |= {*line.reads}
-        chosen = chosen[::-1]
+        chosen = with_results_left(chosen[::-1], self.actions)
         numbers = _numbers([*given, *(n for w in chosen for n in w.line.makes)])
         stays = {*outputs, *kept}
         codes = self._codes(chosen, numbers, stays, wants)
@@ -263,7 +266,7 @@ class Linked:
     def _codes(
         self, wanted: Sequence[Chosen], numbers: dict[str, int], stays: Collection[str], wants: dict[str, Flags]
     ) -> list[Code]:
-        wanted = with_sums(wanted, self.actions, stays)
+        wanted = with_gradients_left(with_sums(wanted, self.actions, stays), self.actions, stays)
         last: dict[str, int] = {}
         makers: dict[str, Line] = {}
         for n, w in enumerate(wanted):

@@ -24,8 +24,9 @@ from torch import Tensor
 
 from convgen.operations.autocast import ASKED
 from convgen.operations.batch_norm import NORM_KERNELS, chain_of, steps_behind
-from convgen.operations.row import Operation
+from convgen.operations.row import Operation, Prologue
 
+from .last_steps import Later
 from .listing import Line, Norm, Steps
 from .mesh import Place
 from .norms import NormHere, Statistics, Step
@@ -87,7 +88,7 @@ class NormByKernels(NormHere):
         chain = chain_of(found)
         if chain not in NORM_KERNELS or any(line.key in taken for line, _, _ in found):
             found, chain = [], ()
-        self.module, self.places = NORM_KERNELS[chain], [k for _, _, k in found]
+        self.chain, self.module, self.places = chain, NORM_KERNELS[chain], [k for _, _, k in found]
         self.behind = [line.key for line, _, _ in found]
         taken.update(self.behind)
         self.by_tiles = [("forward", norm.moments)]
@@ -98,8 +99,10 @@ class NormByKernels(NormHere):
         found = super().steps()
         if not self.is_joint:
             found["vjp_sum", self.norm.centred] = self._sums_and
+            found["vjp_later", self.norm.centred] = self._sums_later
         elif self.training:
             found["forward_sum", f"{self.norm.moments}.dx"] = self._dx
+            found["forward_sum_later", f"{self.norm.moments}.dx"] = self._dx_later
         for n, key in enumerate(self.behind):
             last = n == len(self.behind) - 1
             if not last and self.casts[n]:
@@ -107,7 +110,11 @@ class NormByKernels(NormHere):
                 continue
             found["forward", key] = self._last if last else self._hand_on
             found["vjp", key] = self._back if last else self._hand_back
-        return found
+        last = self.behind[-1] if self.behind else self.norm.centred
+        found["forward_later", last] = self._last_later if self.behind else self._centred_later
+        of: Any = self.coefficients.operation
+        leaves = self.training and of.weight and of.bias
+        return {key: step for key, step in found.items() if leaves or not key[0].endswith("_later")}
 
     # ---- forward ----
 
@@ -155,18 +162,27 @@ class NormByKernels(NormHere):
                 torch.autograd.graph.increment_version(buffer)
 
     def _centred(self, x: Tensor, p: Any) -> tuple[Any, Any]:
-        (mean, variance), w, b = p
-        kept = (last_channels(x), *[None if t is None else t.detach().contiguous() for t in (w, b)], mean, variance)
-        if self.behind:
-            return Handed(kept, ()), kept
+        kept = self._kept(x, p)
+        return (Handed(kept, ()) if self.behind else self._made(kept, (), x.dtype).done()), kept
+
+    def _centred_later(self, x: Tensor, p: Any) -> tuple[Any, Any]:
+        kept = self._kept(x, p)
         return self._made(kept, (), x.dtype), kept
 
-    def _made(self, kept: Sequence[Any], others: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    def _kept(self, x: Tensor, p: Any) -> tuple[Any, ...]:
+        (mean, variance), w, b = p
+        return (last_channels(x), *[None if t is None else t.detach().contiguous() for t in (w, b)], mean, variance)
+
+    def _made(self, kept: Sequence[Any], others: Sequence[Tensor], dtype: torch.dtype) -> Later:
         x, w, b, mean, variance = kept
         y = torch.empty_like(x, dtype=dtype)
-        if x.numel() and not ASKED.types:
-            self.module.apply(x, mean, variance, w, b, self.eps, others, y)
-        return y
+
+        def now() -> None:
+            if x.numel() and not ASKED.types:
+                self.module.apply(x, mean, variance, w, b, self.eps, others, y)
+
+        of, given = Prologue(False, self.chain), (mean, variance, w, b, *others, y)
+        return Later(of, y, x, given, self.eps, now)
 
     def _hand_on(self, *reads: Any) -> tuple[Any, Any]:
         """Of a sum, whose other operand is read where y is made."""
@@ -175,13 +191,17 @@ class NormByKernels(NormHere):
         return Handed(handed.kept, (other,)), (other.dtype,)
 
     def _last(self, handed: Handed) -> tuple[Tensor, Any]:
+        later, kept = self._last_later(handed)
+        return later.done(), kept
+
+    def _last_later(self, handed: Handed) -> tuple[Later, Any]:
         dtype = handed.kept[0].dtype
         for other in handed.others:
             dtype = torch.promote_types(dtype, other.dtype)
         for kind in filter(None, self.casts):
             dtype = getattr(torch, kind)
-        y = self._made(handed.kept, [last_channels(t) for t in handed.others], dtype)
-        return y, (*handed.kept, y if self.reads_result else None)
+        later = self._made(handed.kept, [last_channels(t) for t in handed.others], dtype)
+        return later, (*handed.kept, later.made if self.reads_result else None)
 
     # ---- backward ----
 
@@ -210,11 +230,14 @@ class NormByKernels(NormHere):
         found[1 - self.places[0]] = back.dy.to(kept[0])
         return tuple(found)
 
+    def _sums_later(self, kept: Sequence[Any], dy: Any, needed: Sequence[bool]) -> tuple[Any, Any]:
+        return self._sums(kept, dy, needed, later=True)
+
     def _sums_and(self, kept: Sequence[Any], dy: Any, before: Tensor | None, needed: Sequence[bool]) -> tuple[Any, Any]:
         return self._sums(kept, dy, needed, before)
 
     def _sums(
-        self, kept: Sequence[Any], dy: Any, needed: Sequence[bool], before: Tensor | None = None
+        self, kept: Sequence[Any], dy: Any, needed: Sequence[bool], before: Tensor | None = None, later: bool = False
     ) -> tuple[Any, Any]:
         back = dy if isinstance(dy, Summed) else self._summed(kept, dy, None, False)
         if self.is_joint:
@@ -223,6 +246,8 @@ class NormByKernels(NormHere):
         operation: Any = self.moments.operation
         count = kept[0].numel() // max(1, kept[0].shape[1])
         assert self.of_parts or not self.training or count == operation.of.count or not count
+        if later and needed[0]:
+            return self._through_later(kept, back, back.sums, count), back.vectors
         dx = self._through(kept, back, back.sums, count, before) if needed[0] else None
         return dx, back.vectors
 
@@ -236,14 +261,36 @@ class NormByKernels(NormHere):
             self.module.dx(*given, sums.contiguous(), total, self.training, dx, before=beside(before))
         return dx
 
+    def _through_later(self, kept: Sequence[Any], back: Summed, sums: Tensor, total: int) -> Later:
+        x, w, b, mean, variance = kept
+        dx, sums = torch.empty_like(x), sums.contiguous()
+
+        def now() -> None:
+            if x.numel() and not ASKED.types:
+                given = (x, mean, variance, w, b, self.eps, back.dy, back.masked, sums, total, self.training, dx)
+                self.module.dx(*given)
+
+        of = Prologue(True, self.chain if back.masked else ())
+        return Later(of, dx, back.dy, (mean, variance, w, b, x, sums, dx, total), self.eps, now)
+
     def _dx(
         self, dm: Any, statistics: Any, x: Tensor, kept: Any = None, dy: Any = None, before: Tensor | None = None
     ) -> Tensor | None:
         if not self.is_joint or dm is None:
             return before
+        back, total = self._of_all(dm, kept, dy)
+        return self._through(kept, back, dm, total, before)
+
+    def _dx_later(self, dm: Any, statistics: Any, x: Tensor, kept: Any, dy: Any, before: Tensor | None) -> Any:
+        if dm is None or before is not None:
+            return self._dx(dm, statistics, x, kept, dy, before)
+        back, total = self._of_all(dm, kept, dy)
+        return self._through_later(kept, back, dm, total)
+
+    def _of_all(self, dm: Any, kept: Any, dy: Any) -> tuple[Summed, int]:
+        """The gradient and its sums of all ranks, and how many elements a channel these are of."""
         _, total = self._shares(kept[3].dtype)
-        back = dy if isinstance(dy, Summed) else Summed(last_channels(dy), False, dm, (dm[1], dm[2]))
-        return self._through(kept, back, dm, int(total), before)
+        return dy if isinstance(dy, Summed) else Summed(last_channels(dy), False, dm, (dm[1], dm[2])), int(total)
 
 
 def _cast(handed: Handed) -> tuple[Handed, Any]:

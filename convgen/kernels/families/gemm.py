@@ -23,6 +23,7 @@ from convgen.spec.target import Target
 NAME = "gemm"
 TEMPLATE = "gemm.py.jinja"
 NEEDS = ()
+HELD = 160  # numbers of a thread that kernels for sm_90 hold without a spill: its sums, and what stands before them
 SINGLE_CHANNELS = False
 
 
@@ -69,7 +70,10 @@ def _sizes(problem: Problem, target: Target) -> Iterator[Config]:
     most = 64 if any(step.operands for step in problem.epilogue) else 128  # of a thread: those operands need registers
     for m, n, warps, stages in product((64, 128), (16, 32, 64, 128, 256), (4, 8), (3, 4)):
         depth = clamp(summed, 16, 64)
-        fits = (m + n) * depth * 2 * stages <= target.shared_bytes and 8 <= m * n // (warps * target.warp) <= most
+        threads = warps * target.warp
+        fits = (m + n) * depth * 2 * stages <= target.shared_bytes and 8 <= m * n // threads <= most
+        if problem.before is not None:
+            fits = fits and m * n // threads + (1 + problem.before.operands) * m * depth // threads <= HELD
         if fits and m <= clamp(rows, 64, 128) and n <= clamp(columns, 16, 256):
             tiles = tuple(zip(names[problem.phase], (m, n, depth), strict=True))
             few = pointer.splits(problem, target, m, n, depth) if problem.phase == "backward_filter" else [1]

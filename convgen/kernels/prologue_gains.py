@@ -1,0 +1,38 @@
+"""Whether it pays by the bound that a product's kernel does what stands before it, instead of a pass over memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from convgen.kernels.config import Config, ceil_div
+from convgen.kernels.estimate import busy_s, data_sheet
+from convgen.kernels.families import gemm
+from convgen.kernels.problem import Problem
+from convgen.kernels.rates import ISSUES, RATES
+from convgen.spec.target import Target
+
+INSTRUCTIONS = 15  # of a thread for an element, as kernels that are compiled for sm_90 have them
+
+
+def prologue_refusal(problem: Problem, config: Config, target: Target) -> str | None:
+    """Why a kernel can't do what stands before it, or why that saves nothing by the bound; None if it does."""
+    if config.family != gemm.NAME or not problem.channels_last or problem.element_bytes != 2 or problem.groups > 1:
+        return "no product of pixels and weights of two bytes each"
+    if problem.rim is not None or problem.x_parts > 1 or problem.y_parts > 1 or problem.before is None:
+        return "a halo, or parts"
+    rates = RATES.get(target.arch)
+    if rates is None:
+        return f"nothing is known of {target}"
+    device, plain = data_sheet(target, problem.dtype), replace(problem, before=None, moments="")
+    work = gemm.work(plain, config)
+    read, made = ("filters", "channels") if problem.phase == "backward_data" else ("channels", "filters")
+    tiles = ceil_div(getattr(problem, made), config.tile[f"B{made[0].upper()}"])
+    elements = problem.pixels * getattr(problem, read)
+    own = gemm.default(plain, target)
+    alone = busy_s(plain, own, gemm.work(plain, own), target, device)
+    busy = busy_s(plain, config, work, target, device)
+    more = elements * tiles * INSTRUCTIONS / (target.warp * ISSUES * target.processors * rates.clock_hz)
+    one_pass = (problem.before.operands + 2) * elements * problem.element_bytes / device.bytes_per_s
+    apart = max(device.floor_s, alone, plain.bytes / device.bytes_per_s) + max(device.floor_s, one_pass)
+    together = max(device.floor_s, busy + more, problem.bytes / device.bytes_per_s)
+    return None if together < apart else f"{together * 1e6:.1f} us by the bound, {apart * 1e6:.1f} us apart"
