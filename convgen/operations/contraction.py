@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 from convgen.algebra.signature import Operand, Signature
 from convgen.late import torch
@@ -127,11 +127,22 @@ def matrix_product(batch: Sequence[int], rows: int, inner: int, columns: int) ->
 def contracted(first: str, second: str, result: str, a: Any, b: Any) -> Any:
     """What einsum makes of two operands with these indices; in one call where it is one product of matrices, as a
     linear layer and its gradients are."""
-    *rows, k = first
-    if len(second) == 2 and k in second and second.replace(k, "") == result[-1:] and [*result[:-1]] == rows:
-        return torch.matmul(a, b if second[0] == k else b.t())
-    if len(result) == 2 and first[:-1] == second[:-1] and first[-1] + second[-1] == result and rows:
+    way = _product_of(first, second, result)
+    if way in ("rows", "rows turned"):
+        return torch.matmul(a, b if way == "rows" else b.t())
+    if way == "columns":
         a, b = a.flatten(0, -2).t(), b.flatten(0, -2)
         there = offered((a.shape[0], b.shape[1]), a) if a.dtype == b.dtype else None
         return a @ b if there is None else torch.mm(a, b, out=there)
     return torch.einsum(f"{first},{second}->{result}", a, b)
+
+
+@cache
+def _product_of(first: str, second: str, result: str) -> Literal["rows", "rows turned", "columns", "any"]:
+    """Which product of matrices it is: of the first one's rows with the second or with that turned, or of the columns
+    of both."""
+    *rows, k = first
+    if len(second) == 2 and k in second and second.replace(k, "") == result[-1:] and [*result[:-1]] == rows:
+        return "rows" if second[0] == k else "rows turned"
+    columns = len(result) == 2 and first[:-1] == second[:-1] and first[-1] + second[-1] == result
+    return "columns" if columns and rows else "any"

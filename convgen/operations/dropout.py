@@ -58,14 +58,10 @@ def words(shape: tuple[int, ...], at: At, drawn: Any, call: int) -> tuple[Any, A
     """
     blocks = [at.blocks[i] for i in numbered(len(shape))]
     here = [hi - lo for lo, hi in blocks]
+    if (few := few_words(shape, at, drawn, call)) is not None:
+        return tuple(torch.tensor(few, dtype=torch.int64).view(*here, 4).unbind(-1))
     cut = max((d for d, n in enumerate(shape) if blocks[d] != (0, n)), default=0)  # behind it numbers follow each other
     steps = [prod(shape[d + 1 :]) for d in range(len(shape))]
-    if drawn.device.type == "cpu" and prod(here) <= BY_HAND:
-        which = [
-            sum(i * n for i, n in zip(at_one, steps, strict=True)) for at_one in product(*(range(*b) for b in blocks))
-        ]
-        found = torch.tensor(some_words(which, drawn, call), dtype=torch.int64)
-        return tuple(found.view(*here, 4).unbind(-1))
     lo, hi = blocks[cut] if shape else (0, 1)
     number = numbers((lo * steps[cut], hi * steps[cut]) if shape else (0, 1), drawn).view(here[cut:])
     for d in range(cut):
@@ -90,6 +86,24 @@ def some_words(which: Iterable[int], drawn: Any, call: int) -> list[tuple[int, i
     seed, step = drawn.tolist()
     key = (seed & WORD, seed >> 32 & WORD)
     return [philox((i & WORD, i >> 32, step & WORD, call), key) for i in which]
+
+
+def few_words(shape: tuple[int, ...], at: At, drawn: Any, call: int) -> list[tuple[int, int, int, int]] | None:
+    """The same where a rank's block has few elements, on a CPU, in Python's integers; None elsewhere."""
+    if drawn.device.type != "cpu":
+        return None
+    if (key := ("numbers", shape)) not in at.known:
+        at.known[key] = _few_numbers(shape, [at.blocks[i] for i in numbered(len(shape))])
+    which = at.known[key]
+    return None if which is None else some_words(which, drawn, call)
+
+
+def _few_numbers(shape: tuple[int, ...], blocks: Sequence[tuple[int, int]]) -> list[int] | None:
+    """Numbers of a block's elements in the whole, if these are few."""
+    if prod(hi - lo for lo, hi in blocks) > BY_HAND:
+        return None
+    steps = [prod(shape[d + 1 :]) for d in range(len(shape))]
+    return [sum(i * n for i, n in zip(one, steps, strict=True)) for one in product(*(range(*b) for b in blocks))]
 
 
 def two_words(shape: tuple[int, ...], at: At, drawn: Any, call: int, *, both: bool = True) -> tuple[Any, Any]:
@@ -206,8 +220,13 @@ class Bernoulli(Drawn):
         return round(self.p * 2**32)
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
-        one, _ = two_words(self.shape, at, operands[0], self.call, both=False)
-        return ((one < self._least).to(getattr(torch, self.dtype)),)
+        (drawn,), kind = operands, getattr(torch, self.dtype)
+        few = None if kernels_of(self.shape, at)[0] is not None else few_words(self.shape, at, drawn, self.call)
+        if few is not None:
+            here = [at.extent(i) for i in numbered(len(self.shape))]
+            return (torch.tensor([w < self._least for w, *_ in few], dtype=kind).view(here),)
+        one, _ = two_words(self.shape, at, drawn, self.call, both=False)
+        return ((one < self._least).to(kind),)
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         """Element by element, in Python's integers."""

@@ -213,15 +213,24 @@ class Sloped:
     ) -> tuple[Any, ...]:
         """Of the operands, which have these shapes."""
         found: list[Any] = [None] * len(wanted)
-        for slope, (k, _) in zip(self.slopes, self.sources, strict=True):
-            if k is None or not wanted[k] or slope is None:
+        mixed = len(kept) > len(wanted) + 1
+        for k, back, sources in self._backs:
+            if not wanted[k]:
                 continue
-            read: list[Any] = []
-            for r in slope.reads:
-                source, number = (len(wanted), None) if r == "y" else self.sources[int(r)]
-                read.append(number if source is None else kept[source])
-            made = summed_to(slope.back(dy, read, self.numbers), shapes[k])
-            if len(kept) > len(wanted) + 1 and made.dtype != kept[-1][k]:
+            read = [number if source is None else kept[source] for source, number in sources]
+            made = summed_to(back(dy, read, self.numbers), shapes[k])
+            if mixed and made.dtype != kept[-1][k]:
                 made = made.to(kept[-1][k])
             found[k] = made if found[k] is None else found[k] + made
         return tuple(found)
+
+    @cached_property
+    def _backs(self) -> list[tuple[int, Back, list[tuple[int | None, Any]]]]:
+        """Of each argument that has a slope its operand, what makes its gradient, and where what that reads is kept, or
+        which number stands there; y is kept behind the operands."""
+        count = 1 + max((k for k, _ in self.sources if k is not None), default=-1)
+        return [
+            (k, slope.back, [(count, None) if r == "y" else self.sources[int(r)] for r in slope.reads])
+            for slope, (k, _) in zip(self.slopes, self.sources, strict=True)
+            if k is not None and slope is not None
+        ]

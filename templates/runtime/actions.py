@@ -32,6 +32,7 @@ from .rows import Stand
 from .step_functions import (
     Action,
     Flags,
+    as_it_is,
     as_one,
     first_of,
     of_dense,
@@ -132,6 +133,10 @@ class Actions:
             return first_of(found) if line.key in self.keep and len(line.makes) == 1 else found
         if line.kind == "forward" and line.key in self.biases:
             return self._with_bias(line, wants)
+        if line.kind == "forward" and line.key in self._added and len(line.makes) == 1:
+            code = self._whole(line.key, wants)
+            if code.is_plain and not code.keeps:
+                return as_it_is
         if self.programs is not None and line.kind == "add":
             return self.programs.adds(line.key, self.place)
         if over:
@@ -553,7 +558,7 @@ class Actions:
         return sum_of
 
     def _same(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
-        return lambda value: value
+        return as_it_is
 
     def _fill(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
         value: float = self.stand(line).operation.p  # type: ignore[attr-defined]

@@ -27,11 +27,13 @@ from .rows import Stand
 class AddedBefore(Pointwise):
     """A bias that is in the first operand already."""
 
-    def _made(self, at: At, aligned: Sequence[Any]) -> Any:
-        return aligned[0]
-
-    def local_over(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
+    def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         return operands[:1]
+
+    def kept(self, way: int, at: At, wanted: Sequence[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        return operands[:1], self.sloped.kept(wanted, operands, operands[0])
+
+    local_over, kept_over = local, kept
 
 
 def added_before(stand: Stand) -> Stand:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import reduce
+from functools import cache, reduce
 from typing import Any, cast
 
 import torch
@@ -322,15 +322,15 @@ class NormAtOnce:
         made = x.dtype if self.stand.low is not None or len({*types}) == 1 else _promoted(types)
         if not x.numel():
             return x.to(made, copy=True), (None, None, None, w, b, types, ())
-        on_cpu = x.is_cpu  # whose statistics would be of x's type
-        rows, sizes = self._rows(x.to(torch.promote_types(x.dtype, torch.float32) if on_cpu else x.dtype))
-        wide: Any = [None if v is None else v.to(rows.dtype) for v in (w, b)]
+        kind = _type_of_sums(x.dtype) if x.is_cpu else x.dtype  # a CPU's statistics would be of x's type
+        rows, sizes = self._rows(_of_type(x, kind))
+        wide: Any = [None if v is None else _of_type(v, kind) for v in (w, b)]
         if self.by_channel:
             n, channels, each, groups = sizes
             y, mean, deviation = torch.native_group_norm(rows, wide[0], wide[1], n, channels, each, groups, self.eps)
         else:
             y, mean, deviation = torch.native_layer_norm(rows, sizes, wide[0], wide[1], self.eps)
-        y = y.to(made)
+        y = _of_type(y, made)
         return y if y.shape == x.shape else y.view(x.shape), (rows, mean, deviation, w, b, types, sizes)
 
     def _rows(self, x: Any) -> tuple[Any, Any]:
@@ -354,16 +354,18 @@ class NormAtOnce:
         else:
             asked = [needed[0], w is not None, b is not None]
             given = dy if dy.shape == rows.shape else dy.reshape(rows.shape)
-            given = given.to(rows.dtype).contiguous()  # group norms' take it as if it were, unasked
-            wide: Any = [None if v is None else v.to(rows.dtype) for v in (w, b)]
+            given = _of_type(given, rows.dtype).contiguous()  # group norms' take it as if it were, unasked
+            wide: Any = [None if v is None else _of_type(v, rows.dtype) for v in (w, b)]
             if self.by_channel:
                 back = torch.ops.aten.native_group_norm_backward
                 made = back(given, rows, mean, deviation, wide[0], *sizes, asked)
             else:
                 back = torch.ops.aten.native_layer_norm_backward
                 made = back(given, rows, sizes, mean, deviation, *wide, asked)
-            dx = None if made[0] is None else made[0].view(dy.shape).to(types[0])
-            found = [dx, *(g.to(v.dtype) for g, v in zip(made[1:], (w, b), strict=True) if v is not None)]
+            dx = made[0]
+            if dx is not None:
+                dx = _of_type(dx if dx.shape == dy.shape else dx.view(dy.shape), types[0])
+            found = [dx, *[_of_type(g, v.dtype) for g, v in zip(made[1:], (w, b), strict=True) if v is not None]]
         before, last = (found, [None]) if not vectors else (found[: len(found) - own], found[len(found) - own :])
         return tuple(before) if len(before) > 1 else before[0], *last
 
@@ -375,7 +377,17 @@ class NormAtOnce:
 def _all_read(given: Any, more: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
     """x and vectors so far; moments are left."""
     before: tuple[Any, ...] = given if isinstance(given, tuple) else (given,)
-    return (*before, *(v for v in more if v is not None))
+    return (*before, *[v for v in more if v is not None])
+
+
+def _of_type(tensor: Any, kind: torch.dtype) -> Any:
+    return tensor if tensor.dtype == kind else tensor.to(kind)
+
+
+@cache
+def _type_of_sums(kind: torch.dtype) -> torch.dtype:
+    """The type of sums of a type's elements."""
+    return torch.promote_types(kind, torch.float32)
 
 
 def _promoted(types: Sequence[torch.dtype]) -> torch.dtype:

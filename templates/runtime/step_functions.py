@@ -35,6 +35,10 @@ def as_one(value: Any) -> Any:
     return value.whole() if isinstance(value, Rimmed) else value
 
 
+def as_it_is(value: Any, *others: Any) -> Any:
+    return value
+
+
 def with_flags(found: Action, needed: Flags, makes: int) -> Action:
     return lambda *reads: found(*reads, needed) if makes > 1 else found(*reads, needed)[0]
 

@@ -80,7 +80,8 @@ def dense(tensor: Tensor, like: Tensor | None = None) -> Tensor:
 
 def fills(tensor: Tensor) -> bool:
     """Whether elements lie one behind the other, in whatever order of the dimensions."""
-    if tensor.is_contiguous():
+    last = CHANNELS_LAST.get(tensor.dim())
+    if tensor.is_contiguous() or (last is not None and tensor.is_contiguous(memory_format=last)):
         return True
     there = 1
     for stride, n in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
