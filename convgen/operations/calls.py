@@ -166,6 +166,10 @@ class Elementwise(Operation):
 
     @property
     def writes_over(self) -> bool:
+        return self._fits_over
+
+    @cached_property
+    def _fits_over(self) -> bool:
         """Whether the result can lie where the first operand does."""
         if self.op == "relu":
             return self.args == (Slot(0),)

@@ -38,7 +38,7 @@ class AnySize:
     _learnt: dict[str, str]
     _owners: dict[str, tuple[torch.nn.Module, str]]
     _aliases: ClassVar[Mapping[str, str]]
-    _wanted: dict[str, tuple[Any, Box, tuple[int, ...]]]
+    _wanted: dict[str, tuple[Any, Box, tuple[int, ...], torch.dtype]]
     gives_whole: bool = False  # it takes and gives whole tensors (convgen's whole.py)
 
     @property
@@ -54,7 +54,7 @@ class AnySize:
     @property
     def blocks_wanted(self) -> dict[str, tuple[Box, tuple[int, ...]]]:
         """Of each parameter and buffer the block that this rank has, and its shape."""
-        return {name: (box, shape) for name, (_, box, shape) in self._wanted.items()}
+        return {name: (box, shape) for name, (_, box, shape, _) in self._wanted.items()}
 
     def share(self, other: Any, names: Iterable[str]) -> None:
         """Take another network's parameters and buffers of these names, whose blocks are the same, in the place of its

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
@@ -31,9 +32,21 @@ class AddedBefore(Pointwise):
         return operands[:1]
 
     def kept(self, way: int, at: At, wanted: Sequence[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        return operands[:1], self.sloped.kept(wanted, operands, operands[0])
+        y, bias = operands
+        return (y,), () if y.dtype == bias.dtype else self.sloped.kept(wanted, operands, y)
 
     local_over, kept_over = local, kept
+
+    def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
+        if kept or not self._others:  # of several types, or there is nothing to sum
+            return super().vjp(way, at, wanted, kept, *dys)
+        (dy,) = dys
+        return dy if wanted[0] else None, dy.sum(self._others) if wanted[1] else None
+
+    @cached_property
+    def _others(self) -> list[int]:
+        """Dimensions over which the bias is the same."""
+        return [d for d in range(len(self.shape)) if d != self.adds_along]
 
 
 def added_before(stand: Stand) -> Stand:

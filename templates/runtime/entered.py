@@ -119,10 +119,11 @@ class Entered(AnySize, Known):
                 f"{scope._of} is in {modes[0]}, the network in {modes[1]}: batch norms may be, as bn.eval() has them; "
                 "the others have one mode, that of model.train() or model.eval()"
             )
+        mesh, wanted = self._mesh, self._wanted
         for n, t in known.items():
-            placements, box, shape = self._wanted[n]
+            placements, box, shape, kind = wanted[n]
             if isinstance(t, DTensor):
-                spec, mesh, plain = t._spec, self._mesh, t._local_tensor
+                spec, plain = t._spec, t._local_tensor
                 fits = spec.placements == placements and (spec.mesh is mesh or spec.mesh == mesh)
             elif isinstance(t, Block):
                 fits_ddp(t)
@@ -134,8 +135,8 @@ class Entered(AnySize, Known):
                 yield ValueError(f"{name}: {n} is stored {self._net.values[n][1]} here, {list(box)}; got {got}")
             elif plain.shape != shape:
                 yield ValueError(f"{name}: this rank's block of {n} is {list(box)}, got the shape {tuple(plain.shape)}")
-            elif plain.dtype != self._net.types[n]:
-                yield ValueError(f"{name}: {n} is {self._net.types[n]}, got {plain.dtype}; dtype= compiles for another")
+            elif plain.dtype != kind:
+                yield ValueError(f"{name}: {n} is {kind}, got {plain.dtype}; dtype= compiles for another")
 
     def _wrong(
         self, given: Sequence[Tensor], count: Extents, guessed: bool, here: RowHere, wide: tuple[str, ...],

@@ -102,7 +102,12 @@ class NetworkModule(WholeState):
             else:
                 owner.register_parameter(leaf, self._known[same])
         self._wanted = {
-            n: (tuple(net.placements(n, mesh) or ()), here.frame(net.stored[n]), here.shape(net.stored[n]))
+            n: (
+                tuple(net.placements(n, mesh) or ()),
+                here.frame(net.stored[n]),
+                here.shape(net.stored[n]),
+                net.types[n],
+            )
             for n in self._owners
         }
         self._scopes = {path: m for path, m in self.named_modules(remove_duplicate=False) if path}
