@@ -54,7 +54,9 @@ def own_memory(gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
     for g in gradients:
         if g is not None and g.numel():
             spread = not g.is_contiguous() and any(s == 0 and n > 1 for s, n in zip(g.stride(), g.shape, strict=True))
-            g = g.clone(memory_format=torch.contiguous_format) if spread or g.data_ptr() in seen else g
-            seen.add(g.data_ptr())
+            if spread or (where := g.data_ptr()) in seen:
+                g = g.clone(memory_format=torch.contiguous_format)
+                where = g.data_ptr()
+            seen.add(where)
         found.append(g)
     return tuple(found)
