@@ -136,7 +136,7 @@ class Bottleneck(nn.Module):
         return self.bn_g(self.g(y)), y
 
 
-def bottleneck(grid: dict[str, int], statistics: Any) -> tuple[CompiledNetwork, dict[str, Tensor]]:
+def bottleneck(grid: dict[str, int], statistics: Any, low: str) -> tuple[CompiledNetwork, dict[str, Tensor]]:
     manual_seed: Any = torch.manual_seed
     manual_seed(0)
     module = Bottleneck()
@@ -144,17 +144,26 @@ def bottleneck(grid: dict[str, int], statistics: Any) -> tuple[CompiledNetwork, 
         if "bn" in name:
             nn.init.uniform_(t, 0.5, 1.5)
     graph, constants = graph_of(module.train(), (torch.randn(4, 3, 6, 6),), name="bottleneck")
-    one = compile_network(with_dtype(graph, "bfloat16"), Grid(tuple(grid.items())), statistics=statistics, target=SM_90)
-    tensors = {**constants, **module.state_dict()}
+    tensors, rest = {**constants, **module.state_dict()}, {"statistics": statistics, "target": SM_90, "autocast": low}
+    if low:
+        return compile_network(graph, Grid(tuple(grid.items())), **rest), tensors
+    one = compile_network(with_dtype(graph, "bfloat16"), Grid(tuple(grid.items())), **rest)
     return one, {k: t.bfloat16() if t.is_floating_point() else t for k, t in tensors.items()}
 
 
 @pytest.mark.parametrize(
-    ("grid", "statistics"),
-    [({"N": 1}, "global"), ({"N": 2}, "global"), ({"N": 2}, "local"), ({"H": 2}, "global"), ({"C": 2}, "global")],
+    ("grid", "statistics", "low"),
+    [
+        ({"N": 1}, "global", ""),
+        ({"N": 2}, "global", ""),
+        ({"N": 2}, "local", "bfloat16"),
+        ({"H": 2}, "global", "float16"),
+        ({"C": 2}, "global", ""),
+    ],
 )
-def test_a_step_is_the_same_to_the_bit(grid: dict[str, int], statistics: str, tmp_path: Path) -> None:
-    one, tensors = bottleneck(grid, statistics)
+def test_a_step_is_the_same_to_the_bit(grid: dict[str, int], statistics: str, low: str, tmp_path: Path) -> None:
+    """With parameters of the low type, and with those of float32 under autocast."""
+    one, tensors = bottleneck(grid, statistics, low)
     files = [file for file in one.kernels if file.before]
     with loaded(one, tensors, tmp_path) as package:
         table: dict[Any, Any] = getattr(runtime_of(package), "PROLOGUES", {})
@@ -171,11 +180,13 @@ def test_a_step_is_the_same_to_the_bit(grid: dict[str, int], statistics: str, tm
             mesh = package.init_mesh("cpu", transport=end)
             model = package.Network(mesh).train()
             model.load_full(dict(tensors))
-            x = torch.randn(4, 3, 6, 6, generator=torch.Generator().manual_seed(1)).bfloat16().requires_grad_()
+            x = torch.randn(4, 3, 6, 6, generator=torch.Generator().manual_seed(1))
+            x = (x if low else x.bfloat16()).requires_grad_()
             given = package.scatter("x", x, mesh)
             found: dict[str, Tensor] = {}
             for step in range(2):
-                outs = model(given)
+                with torch.autocast("cpu", getattr(torch, low or "bfloat16"), enabled=bool(low)):
+                    outs = model(given)
                 sum((t.float().square().sum() for t in outs), torch.zeros(())).backward()
                 found |= {f"{step} {k}": t.clone() for k, t in model.full_gradients().items()}
                 found |= {f"{step} out {k}": t.detach().clone() for k, t in enumerate(outs)}

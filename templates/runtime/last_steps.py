@@ -115,24 +115,26 @@ def forward_behind(code: LocalCode, plain: Callable[..., tuple[Any, ...]], later
     if not isinstance(later, Later):
         return *plain(later, *others), later
     stand, kernel, operands = code.stand, None, (later.made, *others)
+    types = tuple([t.dtype for t in operands])
     if _fits(code, later) and len(others) == 1:
+        operands = tuple(stand.taken(operands)) if stand.autocast else operands
         kernel = stand.operation.behind_norm(stand.row.way, code.at, later.of, *operands)
     if kernel is not None and code.keeps and code.says is None:
         code.says = not code.between and stand.operation.has_vjp(stand.row.way, code.at, *operands)
     if kernel is None or (code.keeps and not code.says):
         return *plain(later.done(), *others), later.made
-    made, moments = kernel.with_moments(later, *others)
+    made, moments = kernel.with_moments(later, *operands[1:])
     if not code.keeps:
         return made, moments, later.made
     kept = stand.operation.kept_of(kernel, made, operands)
-    types = tuple([t.dtype for t in operands])
-    return made, (kept, types, types[:1]) if stand.mixes else kept, moments, later.made
+    return made, (kept, types, (made.dtype,)) if stand.mixes else kept, moments, later.made
 
 
 def _fits(code: LocalCode, later: Later) -> bool:
-    """Whether what a norm has left is what local code takes: all of it, and in one type."""
-    of_one_type = later.made.dtype == later.read.dtype
-    return of_one_type and code.is_whole and not (code.is_nothing or code.stand.autocast)
+    """Whether what a norm has left is what local code takes: all of it, in the type in which it is."""
+    kind = later.made.dtype
+    as_taken = kind == later.read.dtype and (not code.stand.autocast or kind == code.stand.low)
+    return as_taken and code.is_whole and not code.is_nothing
 
 
 def vjp_behind(
@@ -145,15 +147,16 @@ def vjp_behind(
     """
     if not isinstance(later, Later):
         return plain(kept, later, *before)
-    stand, kernel, own = code.stand, None, kept
-    if code.stand.mixes and code.says:
-        own, given, (kind,) = kept
-        one_type = {*given, kind} == {later.made.dtype}
-    else:
-        one_type = True
-    if one_type and _fits(code, later) and code.says and needed[0] and len(own) == len(needed) == 2:
-        kernel = stand.operation.behind_norm(stand.row.way, code.at, later.of, later.made, own[1], *before)
+    stand, kernel, own, given = code.stand, None, kept, None
+    if stand.mixes and code.says:
+        own, given, _ = kept
+    if _fits(code, later) and code.says and needed[0] and len(own) == len(needed) == 2:
+        first = later.made.dtype if given is None else given[0]  # the type of the gradient to which another is added
+        if not before or first == later.made.dtype:
+            kernel = stand.operation.behind_norm(stand.row.way, code.at, later.of, later.made, own[1], *before)
     if kernel is None:
         return plain(kept, later.done(), *before)
     dx = kernel.back(later, own[1], *before)
-    return dx, stand.operation.vjp(stand.row.way, code.at, (False, needed[1]), own, later.made)[1]
+    dw = stand.operation.vjp(stand.row.way, code.at, (False, needed[1]), own, later.made)[1]
+    found = (dx, dw)
+    return found if given is None else tuple([g if g is None else g.to(k) for g, k in zip(found, given, strict=True)])

@@ -178,16 +178,17 @@ class LocalCode:
 
     def with_moments(self, *operands: Tensor) -> tuple[tuple[Tensor, ...], Any, Any]:
         """What `forward` gives, and moments of the result; None where no kernel makes these."""
-        stand, kernel = self.stand, None
-        if not (stand.autocast or self.is_nothing) and self.is_whole:
-            kernel = stand.operation.moments_kernel(stand.row.way, self.at, operands)
+        stand, kernel, types = self.stand, None, tuple([t.dtype for t in operands])
+        taken = tuple(stand.taken(operands)) if stand.autocast else operands
+        if not self.is_nothing and self.is_whole:
+            kernel = stand.operation.moments_kernel(stand.row.way, self.at, taken)
         if kernel is None:
             return *self.forward(*operands), None
-        types = tuple([t.dtype for t in operands])
+        operands = taken
         if self.keeps and self.says is None:
             self.says = not self.between and stand.operation.has_vjp(stand.row.way, self.at, *operands)
         if self.keeps and not self.says and not is_kept_elsewhere():
-            made, kept, moments = self._graph(operands, types, kernel)
+            made, kept, moments = self._graph(operands, tuple([t.dtype for t in operands]), kernel)
         else:
             one, moments = kernel.with_moments(*operands)
             made = (one,)
