@@ -209,6 +209,106 @@ def test_a_step_is_the_same_to_the_bit(grid: dict[str, int], statistics: str, lo
     assert sum(launched.values()) == sum(count.values()) - sum(fewer.values())
 
 
+class Frozen(nn.Module):
+    """A product behind a norm, none of whose operands wants a gradient, before one that learns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.bn_a = nn.Conv2d(8, 8, 1, bias=False), nn.BatchNorm2d(8)
+        self.b, self.bn_b = nn.Conv2d(8, 16, 1, bias=False), nn.BatchNorm2d(16)
+        self.last = nn.Conv2d(16, 8, 1, bias=False)
+        for t in (*self.a.parameters(), *self.bn_a.parameters(), *self.b.parameters(), *self.bn_b.parameters()):
+            t.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.relu(self.bn_b(self.b(torch.relu(self.bn_a(self.a(x)))))))
+
+
+class Sloping(nn.Module):
+    """A leaky rectifier of a norm's sum, whose gradient reads its result, and a sum that could be written over that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.bn, self.b = nn.Conv2d(8, 8, 1, bias=False), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = nn.functional.leaky_relu(self.bn(self.a(x)) + x, 0.1)
+        return self.b(y + x)
+
+
+def steps_of(module: nn.Module, folder: Path, run: Any) -> None:
+    """On a rank, of a package for a GPU in the interpreter, and of the module."""
+    manual_seed: Any = torch.manual_seed
+    manual_seed(0)
+    graph, constants = graph_of(module.train(), (torch.randn(2, 8, 4, 4),), name=type(module).__name__.lower())
+    one = compile_network(with_dtype(graph, "bfloat16"), Grid((("N", 1),)), target=SM_90)
+    tensors = {k: t.bfloat16() if t.is_floating_point() else t for k, t in {**constants, **module.state_dict()}.items()}
+    with loaded(one, tensors, folder) as package:
+        in_interpreter(package)
+
+        def program(end: VirtualTransport) -> None:
+            mesh = package.init_mesh("cpu", transport=end)
+            model = package.Network(mesh).train()
+            model.load_full(dict(tensors))
+            for (name, t), like in zip(model.named_parameters(), module.parameters(), strict=True):
+                assert t.shape == like.shape, name
+                t.requires_grad_(like.requires_grad)
+            x = torch.randn(2, 8, 4, 4, generator=torch.Generator().manual_seed(1)).bfloat16()
+            run(package, mesh, model, x)
+
+        World(1).run(program)
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_products_that_keep_nothing(grad: bool, tmp_path: Path) -> None:
+    """A frozen beginning in training, and training without gradients, which renews running statistics."""
+    module = Frozen()
+
+    def run(package: Any, mesh: Any, model: Any, x: Tensor) -> None:
+        assert runtime_of(package).PROLOGUES
+        with torch.set_grad_enabled(grad):
+            y = model(package.scatter("x", x, mesh))
+            wanted = module(x.float())
+        assert (y.float() - wanted).norm() < 0.05 * wanted.norm()
+        for name, t in module.named_buffers():
+            found = model.get_buffer(name)
+            torch.testing.assert_close(getattr(found, "_local_tensor", found).float(), t.float(), rtol=0.02, atol=0.02)
+        if grad:
+            y.float().square().sum().backward()
+            wanted.square().sum().backward()
+            made, exact = model.full_gradients()["last.weight"].float(), module.last.weight.grad
+            assert exact is not None and (made - exact).norm() < 0.05 * exact.norm()
+
+    steps_of(module, tmp_path, run)
+
+
+def test_what_a_norm_reads_again_is_not_written_over(tmp_path: Path) -> None:
+    module = Sloping()
+
+    def run(package: Any, mesh: Any, model: Any, x: Tensor) -> None:
+        x = x.abs() * 4  # a sum with it has another sign than what the rectifier made
+        given = package.scatter("x", x, mesh).requires_grad_()
+        model(given).float().square().sum().backward()
+        module(x.float()).square().sum().backward()
+        for name, t in module.named_parameters():
+            found = model.full_gradients()[name].float()
+            assert t.grad is not None and (found - t.grad).norm() < 0.05 * t.grad.norm(), name
+
+    steps_of(module, tmp_path, run)
+
+
+def test_a_norm_that_makes_a_nan_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the product behind it writes what it makes."""
+    monkeypatch.setenv("CONVGEN_COMPARE", "1")
+
+    def run(package: Any, mesh: Any, model: Any, x: Tensor) -> None:
+        x[0, 0, 0, 0] = 3e38  # of which a product is infinite, and less its mean no number
+        with pytest.raises(RuntimeError, match="the first NaN of this call: rank 0: row %bn_a, whose operands have none"):
+            model(package.scatter("x", x, mesh))
+
+    steps_of(Frozen(), tmp_path, run)
+
+
 @pytest.mark.parametrize("rows", [56, 28, 14, 7])
 def test_kernels_of_bottlenecks_spill_nothing(rows: int) -> None:
     """ResNet-50's products of 16 samples, as they are behind norms and their gradients."""
@@ -235,7 +335,7 @@ def test_kernels_of_bottlenecks_spill_nothing(rows: int) -> None:
         ({"memory_format": "contiguous"}, "two bytes"),
         ({"groups": 2}, "two bytes"),
         ({"x_parts": 2}, "parts"),
-        ({"before": None}, "parts"),
+        ({"before": None}, "nothing stands before it"),
         ({"channels": 512, "filters": 2048, "dims": (LocalDim("H", 7, 7, 1, 1, 1, 0),) * 2, "batch": 16}, "us apart"),
     ],
 )

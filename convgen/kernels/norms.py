@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from convgen.kernels.environment import environment
 from convgen.kernels.epilogues import lines, operands
 from convgen.kernels.prologues import Before
-from convgen.operations.batch_norm import back_behind, chain_of
+from convgen.operations.batch_norm import Coefficients, back_behind, chain_of
 from convgen.operations.row import Epilogue, Prologue
 from convgen.program.behind_norms import Steps, behind_batch_norms, behind_norms, readers_of
 from convgen.program.network import Program, label
@@ -81,6 +81,9 @@ def last_steps(program: Program) -> dict[str, dict[Phase, Before]]:
     for centred, there in behind_batch_norms(program):
         behind = nothing if any(i in taken for i, _, _ in there) else there
         taken |= {i for i, _, _ in behind}
+        coefficients = makers[centred.bound.reads[1]].bound.operation
+        if not (isinstance(coefficients, Coefficients) and coefficients.weight and coefficients.bias):
+            continue
         chain, (back, _, of_input) = _chain(behind) if behind else ((), ("", "", False))
         value = (program.rows[behind[-1][0]] if behind else centred).bound.makes[0]
         for i in readers.get(value, [])[:1]:

@@ -11,6 +11,7 @@ from convgen.kernels.problem import Problem
 from convgen.kernels.rates import ISSUES, RATES
 from convgen.spec.target import Target
 
+MEASURED = (90,)  # processors for which sizes were compiled (families/gemm.py, HELD)
 INSTRUCTIONS = 15  # of a thread for an element, as kernels that are compiled for sm_90 have them
 
 
@@ -18,11 +19,13 @@ def prologue_refusal(problem: Problem, config: Config, target: Target) -> str | 
     """Why a kernel can't do what stands before it, or why that saves nothing by the bound; None if it does."""
     if config.family != gemm.NAME or not problem.channels_last or problem.element_bytes != 2 or problem.groups > 1:
         return "no product of pixels and weights of two bytes each"
-    if problem.rim is not None or problem.x_parts > 1 or problem.y_parts > 1 or problem.before is None:
+    if problem.rim is not None or problem.x_parts > 1 or problem.y_parts > 1:
         return "a halo, or parts"
-    rates = RATES.get(target.arch)
-    if rates is None:
-        return f"nothing is known of {target}"
+    if problem.before is None:
+        return "nothing stands before it"
+    if target.arch not in MEASURED:
+        return f"sizes that spill nothing are known of sm_90, not of {target}"
+    rates = RATES[target.arch]
     device, plain = data_sheet(target, problem.dtype), replace(problem, before=None, moments="")
     work = gemm.work(plain, config)
     read, made = ("filters", "channels") if problem.phase == "backward_data" else ("channels", "filters")

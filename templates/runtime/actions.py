@@ -21,7 +21,7 @@ from .conversions import within
 from .group_norms import norms_at_once
 from .handed_on import Wide
 from .here import held_at
-from .last_steps import forward_behind, vjp_behind
+from .last_steps import Later, vjp_behind
 from .layout import Box, common
 from .listing import Line, Steps
 from .local_code import LocalCode
@@ -88,6 +88,7 @@ class Actions:
         self.keep = {key for n in norms for key in (n.norm.coefficients, n.norm.centred, *n.behind)}
         self.keep |= {key for kind, key in at_once if kind == "vjp"}
         self.by_tiles = {key for n in norms for key in n.by_tiles} | by_tiles
+        self.read_again = {n.behind[-1] for n in norms if n.reads_result}  # of what these make, by norms' backward
         self.without_gradient = {f"{n.norm.moments}.dx" for n in norms if n.is_local}  # which is made with that of y
         self._codes: dict[Any, Any] = {}
         self.biases = biases_of(steps, self.stands)
@@ -213,8 +214,15 @@ class Actions:
         return forward
 
     def _forward_behind(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
-        plain = self._forward_moments(line._replace(makes=line.makes[:-1]), wants, needed[:-1], read)
-        return partial(forward_behind, self._whole(line.key, wants), plain)
+        code, keeps = self._whole(line.key, wants), len(line.makes) > 3
+
+        def forward(later: Any, *others: Tensor) -> tuple[Any, ...]:
+            is_left = isinstance(later, Later)
+            (made,), kept, moments = (code.behind_norm if is_left else code.with_moments)(later, *others)
+            normed = later.made if is_left else later
+            return (made, kept, moments, normed) if keeps else (made, moments, normed)
+
+        return forward
 
     def with_biases(self, lines: Sequence[Line]) -> list[Line]:
         """Products that add their biases read them, too."""
@@ -243,6 +251,8 @@ class Actions:
                 return move.kind not in ("slice", "exchange")
             of = maker.key.rpartition(":")[0] if maker.kind == "vjp_chunk" else maker.key
             return maker.kind in ("vjp", "vjp_chunk") and self.stands[of].operation.gives_anew
+        if maker.key in self.read_again:
+            return False
         leaves = maker.kind in ("forward", "boundary") and self.stands[maker.key].operation.leaves_results
         if line.kind != "forward" or not leaves or line.key not in self.stands:
             return False

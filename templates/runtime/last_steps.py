@@ -2,12 +2,12 @@
 # (what torch leaves untyped)
 """Last steps of batch norms that the kernel of the product behind them does: it makes what it reads, and writes it.
 
-    forward_later   a norm's last step: memory of what it makes, without its values, with all that it is made of
-    forward_behind  a product: of that what the norm makes, its own result, and moments of this
-    vjp_later       the gradients' sums a channel, and the gradient of what is normalised in the same way
-    vjp_behind      a product's gradients: of that the gradient that it reads, and its operands'
+    forward_later   a norm's last step leaves memory for what it makes, and all that this is made of
+    forward_behind  the product that reads it first writes it, and makes its own result with moments
+    vjp_later       a norm's backward makes its sums a channel, and leaves the gradient of what it normalises
+    vjp_behind      the product that made what was normalised writes that, and makes its operands' gradients
 
-A product whose kernel can't has the norm's own write it first.
+Where a product has no such kernel the norm's own writes what was left.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ if TYPE_CHECKING:
 
 
 class Later(NamedTuple):
-    """What a norm's step leaves to whoever reads what it makes first.
+    """What a norm's step leaves to the product that reads what it makes first.
 
     Attributes:
-        made: memory for it; `read`: what it is made of, element by element, first of all.
+        of: what is done last.
+        made: memory for what comes of it; `read`: what it is made of, element by element, first of all.
         given: what else kernels take, in their order; `eps`: the norm's.
         now: write it.
     """
@@ -55,6 +56,8 @@ def with_results_left(wanted: Sequence[Chosen], actions: Actions) -> list[Chosen
     """Steps of forward, where norms leave what they make to products that are the first to read it."""
     found, left = [*wanted], dict[str, int]()
     for n, (line, makes, reads) in enumerate(wanted):
+        if line.kind == "update":  # of a buffer, which may be an addend behind a norm
+            left.clear()
         numbers = {slot: left.pop(slot) for slot in dict.fromkeys(line.reads) if slot in left}
         k = numbers.get(line.reads[0], -1) if line.reads and line.reads.count(line.reads[0]) == 1 else -1
         if PROLOGUES and k >= 0 and line.kind == "forward_moments" and not line.again:
@@ -97,7 +100,7 @@ def _is_product(line: Line, actions: Actions) -> bool:
 
 
 def _addend_of(add: Line, wanted: Sequence[Chosen], makers: dict[str, int], actions: Actions) -> str:
-    """Of a sum of which a norm makes one addend, and nothing of the other, the slot of the first; else its own."""
+    """Of a sum whose other addend is None, as a norm makes both in one, the slot of the one; else none."""
     empty = [
         k
         for k, slot in enumerate(add.reads)
@@ -106,39 +109,8 @@ def _addend_of(add: Line, wanted: Sequence[Chosen], makers: dict[str, int], acti
     return add.reads[1 - empty[0]] if len(empty) == 1 else ""
 
 
-def forward_behind(code: LocalCode, plain: Callable[..., tuple[Any, ...]], later: Any, *others: Tensor) -> Any:
-    """A product's result, what it keeps where it keeps something, moments, and what it has read.
-
-    Args:
-        plain: makes these, but the last, of what is there.
-    """
-    if not isinstance(later, Later):
-        return *plain(later, *others), later
-    stand, kernel, operands = code.stand, None, (later.made, *others)
-    types = tuple([t.dtype for t in operands])
-    if _fits(code, later) and len(others) == 1:
-        operands = tuple(stand.taken(operands)) if stand.autocast else operands
-        kernel = stand.operation.behind_norm(stand.row.way, code.at, later.of, *operands)
-    if kernel is not None and code.keeps and code.says is None:
-        code.says = not code.between and stand.operation.has_vjp(stand.row.way, code.at, *operands)
-    if kernel is None or (code.keeps and not code.says):
-        return *plain(later.done(), *others), later.made
-    made, moments = kernel.with_moments(later, *operands[1:])
-    if not code.keeps:
-        return made, moments, later.made
-    kept = stand.operation.kept_of(kernel, made, operands)
-    return made, (kept, types, (made.dtype,)) if stand.mixes else kept, moments, later.made
-
-
-def _fits(code: LocalCode, later: Later) -> bool:
-    """Whether what a norm has left is what local code takes: all of it, in the type in which it is."""
-    kind = later.made.dtype
-    as_taken = kind == later.read.dtype and (not code.stand.autocast or kind == code.stand.low)
-    return as_taken and code.is_whole and not code.is_nothing
-
-
 def vjp_behind(
-    code: LocalCode, needed: Sequence[bool], plain: Callable[..., Any], kept: Any, later: Any, *before: Tensor
+    code: LocalCode, needed: Sequence[bool], plain: Callable[..., Any], kept: Any, later: Any, *before: Tensor | None
 ) -> Any:
     """Gradients of a product's operands.
 
@@ -150,13 +122,14 @@ def vjp_behind(
     stand, kernel, own, given = code.stand, None, kept, None
     if stand.mixes and code.says:
         own, given, _ = kept
-    if _fits(code, later) and code.says and needed[0] and len(own) == len(needed) == 2:
+    others = [t for t in before if t is not None]
+    if code.takes(later) and code.says and needed[0] and len(own) == len(needed) == 2:
         first = later.made.dtype if given is None else given[0]  # the type of the gradient to which another is added
-        if not before or first == later.made.dtype:
-            kernel = stand.operation.behind_norm(stand.row.way, code.at, later.of, later.made, own[1], *before)
+        if not others or first == later.made.dtype:
+            kernel = stand.operation.behind_norm(stand.row.way, code.at, later.of, later.made, own[1], *others)
     if kernel is None:
         return plain(kept, later.done(), *before)
-    dx = kernel.back(later, own[1], *before)
+    dx = kernel.back(later, own[1], *others)
     dw = stand.operation.vjp(stand.row.way, code.at, (False, needed[1]), own, later.made)[1]
     found = (dx, dw)
     return found if given is None else tuple([g if g is None else g.to(k) for g, k in zip(found, given, strict=True)])

@@ -25,7 +25,7 @@ from .at_hand import lacking
 from .copies import first_nan
 from .handed_on import Boxes, HandedOn
 from .lanes import noted
-from .last_steps import with_gradients_left, with_results_left
+from .last_steps import Later, with_gradients_left, with_results_left
 from .listing import NOTHING, Line, Steps, in_mode
 from .mesh import Place
 from .surrounded import HALO, with_halos
@@ -33,7 +33,8 @@ from .taken_steps import Chosen, with_moments, with_sums
 
 # Steps that make rows' results.
 LABELLED: tuple[str, ...] = ("forward", "forward_moments", "forward_behind", "interior", "boundary", "chunk", "join")
-NOTED: Mapping[str, str] = dict.fromkeys(LABELLED, "local") | dict.fromkeys(CHAINS, "move")  # as a profile has them
+# As a profile has them.
+NOTED: Mapping[str, str] = dict.fromkeys((*LABELLED, "forward_later"), "local") | dict.fromkeys(CHAINS, "move")
 
 
 UNREAD = ("forward", "forward_moments", "same", "fill")  # steps that are left out where nobody reads what they make
@@ -424,7 +425,10 @@ def execute_noted(codes: Sequence[Code], slots: list[Any], nans: list[str] | Non
         slots[0] = None
         if nans is not None and not nans and line.kind in LABELLED:
             there = [slots[n] for n in makes if n]
-            nans.extend(filter(None, [first_nan(line.key, _flat(there), _flat(reads[over:]))]))
+            read = _flat(reads[over:])
+            if line.kind == "forward_behind":  # which makes what a norm has left
+                nans.extend(filter(None, [first_nan(line.makes[-1], there[-1:], read)]))
+            nans.extend(filter(None, [first_nan(line.key, _flat(there), read)]))
         del reads, made
         for n in ends:
             slots[n] = None
@@ -437,6 +441,8 @@ def _flat(values: Sequence[Any]) -> list[Tensor]:
             found.append(value)
         elif isinstance(value, Rimmed):
             found += value.own, value.rim
+        elif isinstance(value, Later):
+            found += _flat([value.read, *(t for t in value.given if t is not value.made)])
         elif type(value) is tuple:
             found += _flat(value)
     return found

@@ -26,6 +26,7 @@ from .checkpoints import is_kept_elsewhere
 from .layout import Box
 
 if TYPE_CHECKING:
+    from .last_steps import Later
     from .rows import Stand
 
 Narrowed = tuple[tuple[int, int, int], ...]  # of an operand: dimension, first row, rows
@@ -178,19 +179,51 @@ class LocalCode:
 
     def with_moments(self, *operands: Tensor) -> tuple[tuple[Tensor, ...], Any, Any]:
         """What `forward` gives, and moments of the result; None where no kernel makes these."""
-        stand, kernel, types = self.stand, None, tuple([t.dtype for t in operands])
-        taken = tuple(stand.taken(operands)) if stand.autocast else operands
+        taken, kernel = self._taken(operands), None
         if not self.is_nothing and self.is_whole:
-            kernel = stand.operation.moments_kernel(stand.row.way, self.at, taken)
+            kernel = self.stand.operation.moments_kernel(self.stand.row.way, self.at, taken)
         if kernel is None:
             return *self.forward(*operands), None
-        operands = taken
-        if self.keeps and self.says is None:
-            self.says = not self.between and stand.operation.has_vjp(stand.row.way, self.at, *operands)
-        if self.keeps and not self.says and not is_kept_elsewhere():
+        return self._by_kernel(kernel, operands, taken, taken[0])
+
+    def behind_norm(self, later: Later, *others: Tensor) -> tuple[tuple[Tensor, ...], Any, Any]:
+        """The same of an operand that a norm has left to this; then it is there."""
+        operands, kernel = (later.made, *others), None
+        if self.takes(later) and len(others) == 1:
+            taken = self._taken(operands)
+            kernel = self.stand.operation.behind_norm(self.stand.row.way, self.at, later.of, *taken)
+            if kernel is not None and (not self.keeps or self._has_vjp(taken)):
+                return self._by_kernel(kernel, operands, taken, later)
+        return self.with_moments(later.done(), *others)
+
+    def takes(self, later: Later) -> bool:
+        """Whether what a norm has left is what local code takes: all of it, in the type in which it is."""
+        kind = later.made.dtype
+        as_taken = kind == later.read.dtype and (not self.stand.autocast or kind == self.stand.low)
+        return as_taken and self.is_whole and not self.is_nothing
+
+    def _taken(self, operands: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(self.stand.taken(operands)) if self.stand.autocast else tuple(operands)
+
+    def _has_vjp(self, operands: Sequence[Any]) -> bool:
+        if self.says is None:
+            self.says = not self.between and self.stand.operation.has_vjp(self.stand.row.way, self.at, *operands)
+        return self.says
+
+    def _by_kernel(
+        self, kernel: Any, given: Sequence[Tensor], operands: tuple[Any, ...], first: Any
+    ) -> tuple[tuple[Tensor, ...], Any, Any]:
+        """What a kernel makes with moments.
+
+        Args:
+            given: of whose types gradients are; operands: as local code takes them.
+            first: the first of these, or what it is made of.
+        """
+        stand, types = self.stand, tuple([t.dtype for t in given])
+        if self.keeps and not self._has_vjp(operands) and not is_kept_elsewhere():
             made, kept, moments = self._graph(operands, tuple([t.dtype for t in operands]), kernel)
         else:
-            one, moments = kernel.with_moments(*operands)
+            one, moments = kernel.with_moments(first, *operands[1:])
             made = (one,)
             kept = stand.operation.kept_of(kernel, one, operands) if self.says else ("operands", *operands)
         if not self.keeps:

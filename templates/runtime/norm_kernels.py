@@ -8,10 +8,10 @@ backward. What moves is as norms.py has it.
                     part's addend of running ones
     merge           of all ranks' parts, and running ones, in a launch each
     centred         where steps stand behind it: x and its numbers, handed on
-    the last step   y, in one pass over x
+    the last step   y, in one pass over x; where a product reads it first, it may be left to that (last_steps.py)
     its vjp         the gradient's sums a channel, in one pass over x and dy; of a sum the masked dy, too
     centred's vjp   dx, or where moments are of several ranks the sums alone
-    dx              dx, in one pass over x and dy
+    dx              dx, in one pass over x and dy; or left to the product that made x
 """
 
 from __future__ import annotations
@@ -252,23 +252,24 @@ class NormByKernels(NormHere):
         return dx, back.vectors
 
     def _through(self, kept: Sequence[Any], back: Summed, sums: Tensor, total: int, before: Tensor | None) -> Tensor:
-        x, w, b, mean, variance = kept
-        dx = torch.empty_like(x)
-        if before is not None and before.dtype != dx.dtype:
+        if before is not None and before.dtype != kept[0].dtype:
             return self._through(kept, back, sums, total, None) + before
-        if x.numel() and not ASKED.types:
-            given = (x, mean, variance, w, b, self.eps, back.dy, back.masked)
-            self.module.dx(*given, sums.contiguous(), total, self.training, dx, before=beside(before))
-        return dx
+        return self._through_later(kept, back, sums, total, before).done()
 
-    def _through_later(self, kept: Sequence[Any], back: Summed, sums: Tensor, total: int) -> Later:
+    def _through_later(
+        self, kept: Sequence[Any], back: Summed, sums: Tensor, total: int, before: Tensor | None = None
+    ) -> Later:
+        """
+        Args:
+            before: another gradient, for which there is no product's kernel.
+        """
         x, w, b, mean, variance = kept
         dx, sums = torch.empty_like(x), sums.contiguous()
 
         def now() -> None:
             if x.numel() and not ASKED.types:
                 given = (x, mean, variance, w, b, self.eps, back.dy, back.masked, sums, total, self.training, dx)
-                self.module.dx(*given)
+                self.module.dx(*given, before=beside(before))
 
         of = Prologue(True, self.chain if back.masked else ())
         return Later(of, dx, back.dy, (mean, variance, w, b, x, sums, dx, total), self.eps, now)

@@ -59,10 +59,12 @@ class NormHere:
 
     Attributes:
         behind: keys of rows behind it whose steps are of it, too.
+        reads_result: whether backward reads what the last of these makes.
         by_tiles: kind and key of the step that takes moments of x by tiles, where what makes x makes them.
     """
 
     behind: Sequence[str] = ()
+    reads_result: bool = False
     by_tiles: Sequence[tuple[str, str]] = ()
 
     def __init__(self, norm: Norm, stands: dict[str, Stand], place: Place, training: bool) -> None:
