@@ -303,7 +303,9 @@ def test_a_norm_that_makes_a_nan_is_named(tmp_path: Path, monkeypatch: pytest.Mo
 
     def run(package: Any, mesh: Any, model: Any, x: Tensor) -> None:
         x[0, 0, 0, 0] = 3e38  # of which a product is infinite, and less its mean no number
-        with pytest.raises(RuntimeError, match="the first NaN of this call: rank 0: row %bn_a, whose operands have none"):
+        with pytest.raises(
+            RuntimeError, match="the first NaN of this call: rank 0: row %bn_a, whose operands have none"
+        ):
             model(package.scatter("x", x, mesh))
 
     steps_of(Frozen(), tmp_path, run)

@@ -24,8 +24,8 @@ PARTS = (
 
 # Only networks have these.
 NETWORK_PARTS: tuple[str, ...] = (
-    "recent", "travel", "tf32", "last_steps", "convolved", "splits", "lanes", "copies", "pieces", "chunks", "rows",
-    "at_hand", "nodes", "on_mesh", "listing", "norms", "norm_kernels", "group_norms", "chained", "checkpoints",
+    "recent", "travel", "tf32", "convolved", "splits", "lanes", "copies", "pieces", "chunks", "rows", "at_hand",
+    "nodes", "on_mesh", "listing", "last_steps", "norms", "norm_kernels", "group_norms", "chained", "checkpoints",
     "local_code", "biases", "surrounded", "handed_on", "buckets", "step_functions", "actions", "taken_steps", "linked",
     "region", "net", "foreseen", "kernels_ahead", "any_size", "inside", "scopes", "entered", "whole_state", "steps",
     "network",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,9 +20,11 @@ from convgen.operations.rimmed import Rimmed, RimPlaces, to_parts
 from convgen.operations.row import At, Epilogue
 
 from .blocks import Unmapped
-from .last_steps import Later
 from .tf32 import takes_tf32
 from .travel import CHANNELS_LAST
+
+if TYPE_CHECKING:
+    from .last_steps import Later
 
 
 class ByProducts:

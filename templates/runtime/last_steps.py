@@ -22,10 +22,10 @@ from convgen.operations.convolution import PROLOGUES
 from convgen.operations.row import Prologue
 
 from .listing import Line
-from .local_code import LocalCode
 
 if TYPE_CHECKING:
     from .actions import Actions
+    from .local_code import LocalCode
     from .taken_steps import Chosen
 
 
