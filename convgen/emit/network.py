@@ -133,6 +133,14 @@ def _imports(runtime: SharedRuntime, names: Sequence[str]) -> str:
 
 Others = tuple[PlacedRow, ...]  # a row for other sizes
 
+# What kernels of convolutions that do more are put into a package with, by their table.
+OF_TABLES = {
+    "EPILOGUES": ("EPILOGUES", "EpilogueKernel"),
+    "MASKED": ("MASKED", "MaskKernel"),
+    "MOMENTS": ("MOMENTS", "MomentsKernel"),
+    "PROLOGUES": ("PROLOGUES", "Prologue", "BehindNorm"),
+}
+
 
 class _Writer:
     def __init__(self, given: NetworkInput) -> None:
@@ -231,14 +239,7 @@ class _Writer:
         always |= {"DRAWS"} if draws.FILE in g.kernel_modules else set()
         always |= {"NORM_KERNELS"} if g.norm_kernels else set()
         always |= {"ELEMENT_CHAINS", "ChainKernel"} if g.chains else set()
-        always |= (
-            {"EPILOGUES", "EpilogueKernel"}
-            if any(k.epilogue and not (k.masks or k.moments or k.before) for k in g.kernels)
-            else set()
-        )
-        always |= {"MOMENTS", "MomentsKernel"} if any(k.moments and not k.before for k in g.kernels) else set()
-        always |= {"MASKED", "MaskKernel"} if any(k.masks and not k.before for k in g.kernels) else set()
-        always |= {"PROLOGUES", "Prologue", "BehindNorm"} if any(k.before for k in g.kernels) else set()
+        always |= {name for k in g.kernels for name in OF_TABLES.get(k.table, ())}
         names = sorted(self.used | always)
         return text, names
 

@@ -24,8 +24,10 @@ def operands(epilogue: Epilogue) -> Iterator[tuple[str, str]]:
     return ((f"with_{n}", kind) for n, kind in enumerate(kinds))
 
 
-def lines(epilogue: Epilogue, element: Callable[[str], str], vector: Callable[[str, int], str], keep: str) -> list[str]:
-    """What is done with `acc`.
+def lines(
+    epilogue: Epilogue, element: Callable[[str], str], vector: Callable[[str, int], str], keep: str, of: str = "acc"
+) -> list[str]:
+    """What is done with the values of that name.
 
     Args:
         element: text of the values of an operand that lies as the result does.
@@ -39,5 +41,10 @@ def lines(epilogue: Epilogue, element: Callable[[str], str], vector: Callable[[s
         for kind, count in step.operands:
             name, _ = next(names)
             values += [element(name)] if kind == "element" else [vector(name, n) for n in range(count)]
-        found.append(f"acc = {step.text.format(*values, x='acc')}")
+        found.append(f"{of} = {step.text.format(*values, x=of)}")
     return found
+
+
+def no_vector(name: str, n: int) -> str:
+    """For steps that have no vectors over channels, as those of norms."""
+    raise AssertionError("a norm's steps read no vectors")

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from convgen.kernels.environment import environment
-from convgen.kernels.epilogues import lines, operands
+from convgen.kernels.epilogues import lines, no_vector, operands
 from convgen.kernels.prologues import Before
 from convgen.operations.batch_norm import Coefficients, back_behind, chain_of
 from convgen.operations.row import Epilogue, Prologue
@@ -34,7 +34,7 @@ class NormFile:
 
     @property
     def text(self) -> str:
-        made = lines(self.steps, lambda name: f"tl.load({name} + at, mask=there, other=0.0).to(WIDE)", _no_vector, "")
+        made = lines(self.steps, lambda name: f"tl.load({name} + at, mask=there, other=0.0).to(WIDE)", no_vector, "")
         return (
             environment()
             .get_template("kernels/norm.py.jinja")
@@ -47,10 +47,6 @@ class NormFile:
                 said=self.said,
             )
         )
-
-
-def _no_vector(name: str, n: int) -> str:
-    raise AssertionError("a norm's steps read no vectors")
 
 
 def norm_files(program: Program) -> tuple[NormFile, ...]:

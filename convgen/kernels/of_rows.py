@@ -79,6 +79,12 @@ class ConvolutionFile:
         return f"ByProducts({self.name}, {self.name}{BESIDE})" if self.switched else self.name
 
     @property
+    def table(self) -> str:
+        """Where a package has its kernels (operations/convolution.py)."""
+        steps = "MASKED" if self.masks else "EPILOGUES" if self.epilogue else "RIMS" if self.rim else "KERNELS"
+        return "PROLOGUES" if self.before else "MOMENTS" if self.moments else steps
+
+    @property
     def torch_dtype(self) -> str:
         """Of the tensors."""
         return "float32" if self.dtype == TFLOAT32 else self.dtype

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from convgen.kernels.epilogues import lines, no_vector
 from convgen.operations.row import Prologue
 
 VECTORS = ("norm_mean", "norm_variance", "norm_scale", "norm_shift")  # of the norm, a number a channel
@@ -62,11 +63,11 @@ def prologue_lines(
     normalised = f"off * {across('factor')} + {across('shifted')}"
     if not before.of.gradient:
         lines += [f"off = a.to({wide}) - {across('center')}", f"v = {normalised}"]
-        lines += _steps(before, lambda n: f"{load(f'beside_{n}')}.to({wide})")
+        lines += _steps(before, lambda name: f"{load(name)}.to({wide})")
         return [*lines, "a = v.to(a.dtype)"]
     lines += [f"off, v = {load('beside_0')}.to({wide}) - {across('center')}, a.to({wide})"]
     if before.back:
-        made = [] if before.of_input else _steps(before, lambda n: "")
+        made = [] if before.of_input else _steps(before, load)
         lines += ["g = v", f"v = {normalised}", *made, f"v = {before.back.format('v', x='g')}"]
     times = f"inverse * {vector('found', f'{count} + ')} * per"
     return [
@@ -77,12 +78,6 @@ def prologue_lines(
     ]
 
 
-def _steps(before: Before, element: Callable[[int], str]) -> list[str]:
+def _steps(before: Before, element: Callable[[str], str]) -> list[str]:
     """What the steps make of `v`."""
-    lines: list[str] = []
-    number = 0
-    for step in before.of.steps:
-        values = [element(number + k) for k in range(len(step.operands))]
-        number += len(values)
-        lines.append(f"v = {step.text.format(*values, x='v')}")
-    return lines
+    return lines(before.of.steps, lambda name: element(name.replace("with", "beside")), no_vector, "", "v")
