@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from fault_cases import GUARD_S, fault_layer, told
 
 from convgen.verify.processes import spawn
@@ -88,8 +89,9 @@ def test_who_has_gone_is_named() -> None:
         if rank == 1:
             for peer in meeting.peers.values():
                 peer.close()
-            return []
-        return [told(lambda: talk(meeting)) for _ in range(2)]
+        heard = [told(lambda: talk(meeting)) for _ in range(2)] if rank != 1 else []
+        dist.barrier()  # who ends before the others have heard is gone, too
+        return heard
 
     first, _, last = everyone(program)
     for said in (first, last):

@@ -106,12 +106,26 @@ class Meeting:
                     got.append(mine if len(got) == self.me else _received(self.peers[len(got)], len(mine)))
             return got
 
-        for i, peer in self.peers.items():
-            with _Ending(self, i):
-                peer.settimeout(patience.total_seconds())
-                peer.sendall(mine)
+        self._tell_all(mine, patience)
         self.unread = answers
         return answers
+
+    def _tell_all(self, mine: bytes, patience: timedelta) -> None:
+        """Also where one has gone: the others wait for this rank's words before they come to the one that is lost."""
+        lost: dict[int, OSError] = {}
+        for i, peer in self.peers.items() if not self.ended else ():
+            try:
+                peer.settimeout(patience.total_seconds())
+                peer.sendall(mine)
+            except TimeoutError as error:
+                lost[i] = error
+                break
+            except OSError as error:
+                lost[i] = error
+        first = next(iter(lost), self.me)
+        with _Ending(self, first):
+            if lost:
+                raise lost[first]
 
     def send(self, member: int, part: Tensor) -> None:
         """A tensor for which a socket has room that holds no other: then nobody waits here for who waits for them."""
