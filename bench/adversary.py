@@ -1,12 +1,11 @@
 """Look for better layouts than plans': annealing over storage, roles, ways and gradients' rows of whole programs.
 
-    python bench/adversary.py [NETWORK...] [--layouts 20000] [--random 50] [--in-order] [--small]
+    python bench/adversary.py [NETWORK...] [--layouts 20000] [--near 0] [--random 50] [--in-order] [--small]
 
 Each line is a network on a machine's ranks: the plan's step with what travels meanwhile, the least that annealing found
-from there on the plan's grid, and what that is less. Layouts are accepted by a quick count of the step
-(convgen/plan/program/step_ps.py); of those that it says are the best so far, and of others now and then, the step is
-timed as plans' are (by_timeline.py), and the end is a descent by these times alone. `--in-order`: sums of seconds
-instead, as of `convgen plan --in-order`. Networks are those of examples, or drawn at random; `--small` looks at a few.
+from there on the plan's grid (convgen/plan/program/annealed.py), and what that is less. `--near`: plans look at so many
+layouts near them before, as of `convgen plan --layouts`. `--in-order`: sums of seconds instead, as of `convgen plan
+--in-order`. Networks are those of examples, or drawn at random; `--small` looks at a few.
 Exits with 1 where something is better by more than 0.1 %.
 """
 
@@ -15,7 +14,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -27,8 +26,9 @@ from convgen.cost.machines import load_machine
 from convgen.cost.moving import PICOSECONDS
 from convgen.network_compiler import plan_graph
 from convgen.plan.fewer import without_idle
-from convgen.plan.program.by_timeline import overlapped_s
+from convgen.plan.program.annealed import WARM, annealed
 from convgen.plan.program.nearby import Nearby, anneal
+from convgen.plan.program.ranks import frozen_in
 from convgen.plan.setting import Setting
 from convgen.program.network import Program
 from convgen.spec.exported import graph_of
@@ -47,10 +47,6 @@ from examples.resnet import ResNet  # noqa: E402
 from examples.unet3d import UNet3d  # noqa: E402
 
 GAP = 1e-3
-WARM = 2e-3  # of the plan's seconds: what annealing takes at first
-SURE = 3e-4  # of the quick count: what is less by so much is timed
-NEAR = 5e-3  # more by the quick count than this, and a step is not timed in the descent
-TIMED = 0.05  # of layouts, that are timed whatever the quick count says of them, half of them at the end
 
 
 def by_hand(name: str, batch: int) -> Graph:
@@ -73,65 +69,37 @@ REAL: dict[str, tuple[Callable[[], Graph], int]] = {
 }
 
 
-@dataclass
-class Found:
-    """The least seconds, how many layouts were looked at, and how many of them were timed."""
-
-    seconds: float
-    looked: int = 0
-    timed: int = 0
-    program: Program | None = None
+def in_order_s(
+    program: Program, machine: Machine, layouts: int, draw: Random, frozen: frozenset[str] = frozenset()
+) -> float:
+    """The least sum of seconds that annealing finds from a program on."""
+    near = Nearby(program, machine, "float32", frozen)
+    return min([near.time_ps, *(near.time_ps for _ in anneal(near, layouts, draw, WARM))]) / PICOSECONDS
 
 
-def annealed(program: Program, machine: Machine, dtype: str, layouts: int, draw: Random, *, in_order: bool) -> Found:
-    """The best layout that is found from a program on."""
-    near = Nearby(program, machine, dtype, by_step=not in_order)
-    if in_order:
-        found = Found(near.time_ps / PICOSECONDS)
-        for _ in anneal(near, layouts, draw, WARM):
-            _least(found, near.time_ps / PICOSECONDS, near)
-        found.looked = layouts
-        return found
-    found = Found(overlapped_s(program, machine, dtype), program=program)
-    least, every = near.time_ps, max(round(2 / TIMED), 1)
-    for number, _ in enumerate(anneal(near, layouts, draw, WARM)):
-        if near.time_ps < (1 - SURE) * least or number % every == 0:
-            least = min(least, near.time_ps)
-            found.timed += 1
-            _least(found, overlapped_s(near.program, machine, dtype), near)
-    near = Nearby(found.program or program, machine, dtype, by_step=True)
-    last = round(layouts * TIMED / 2)
-    for _ in range(last):
-        if (change := near.draw(draw)) is not None and change.more_ps < NEAR * near.time_ps:
-            before = near.kept()
-            near.take(change)
-            found.timed += 1
-            if not _least(found, overlapped_s(near.program, machine, dtype), near):
-                near.go_back(before)
-    found.looked = layouts + last
-    return found
+def compared(
+    name: str, graph: Graph, machine: Machine, ranks: int, layouts: int, near: int, *, in_order: bool
+) -> float:
+    """What is less than a plan's step, as a share of it; prints a line.
 
-
-def _least(found: Found, seconds: float, near: Nearby) -> bool:
-    if seconds >= found.seconds:
-        return False
-    found.seconds, found.program = seconds, near.program
-    return True
-
-
-def compared(name: str, graph: Graph, machine: Machine, ranks: int, layouts: int, *, in_order: bool) -> float:
-    """What is less than a plan's step, as a share of it; prints a line."""
+    Args:
+        near: layouts that the plan is asked to look at beyond its own.
+    """
     began = time.process_time()
-    plan = plan_graph(graph, ranks, Setting(machine=machine, by_step=not in_order))[1]
+    plan = plan_graph(graph, ranks, Setting(machine=machine, by_step=not in_order, layouts=near))[1]
     planned = time.process_time() - began
     seconds, program = plan.step_s, replace(plan.program, grid=without_idle(plan.program.grid))
-    found = annealed(program, machine, "float32", layouts, Random(f"adversary {name}"), in_order=in_order)
-    gap = max(1 - found.seconds / seconds, 0.0)
-    each = (time.process_time() - began - planned) / max(found.looked, 1)
+    draw, timed, frozen = Random(f"adversary {name}"), 0, frozen_in(plan) or frozenset()
+    if in_order:
+        found_s = in_order_s(program, machine, layouts, draw, frozen)
+    else:
+        found = annealed(program, machine, "float32", layouts, draw, frozen)
+        found_s, timed = found.seconds, found.timed
+    gap = max(1 - found_s / seconds, 0.0)
+    each = (time.process_time() - began - planned) / layouts
     print(
         f"{name:<12} {machine.name:<9} {ranks:>5} {program.grid!s:<24} {seconds * 1e3:>11.4f} "
-        f"{found.seconds * 1e3:>11.4f} {100 * gap:>8.3f} % {found.looked:>7} {found.timed:>6} {each * 1e3:>8.2f} "
-        f"{planned:>7.1f}",
+        f"{found_s * 1e3:>11.4f} {100 * gap:>8.3f} % {layouts:>7} {timed:>6} {each * 1e3:>8.2f} {planned:>7.1f}",
         flush=True,
     )
     return gap
@@ -150,8 +118,11 @@ def drawn_network(number: int) -> tuple[Graph, Machine, int]:
 @click.option("--random", "drawn", default=50, show_default=True, help="Networks that are drawn.")
 @click.option("--first", default=0, show_default=True, help="Number of the first of them.")
 @click.option("--in-order", is_flag=True, help="Sums of steps' seconds, with everything one after the other.")
+@click.option("--near", default=0, show_default=True, help="Of the plan: as of convgen plan --layouts.")
 @click.option("--small", is_flag=True, help="Four networks that are drawn, 400 layouts of each.")
-def main(networks: tuple[str, ...], layouts: int, drawn: int, first: int, in_order: bool, small: bool) -> None:
+def main(
+    networks: tuple[str, ...], layouts: int, drawn: int, first: int, in_order: bool, near: int, small: bool
+) -> None:
     """Compare, and print a table."""
     if small:
         layouts, drawn = 400, 4
@@ -160,10 +131,10 @@ def main(networks: tuple[str, ...], layouts: int, drawn: int, first: int, in_ord
     gaps: dict[str, float] = {}
     for name in () if small else networks or REAL:
         graph, ranks = REAL[name]
-        gaps[name] = compared(name, graph(), load_machine("lassen"), ranks, layouts, in_order=in_order)
+        gaps[name] = compared(name, graph(), load_machine("lassen"), ranks, layouts, near, in_order=in_order)
     for number in range(first, first + (0 if networks else drawn)):
         name = f"random {number}"
-        gaps[name] = compared(name, *drawn_network(number), layouts, in_order=in_order)
+        gaps[name] = compared(name, *drawn_network(number), layouts, near, in_order=in_order)
     worse = {name: gap for name, gap in gaps.items() if gap > GAP}
     said = ", ".join(f"{name} {100 * gap:.2f} %" for name, gap in worse.items())
     print(f"better by more than 0.1 %: {len(worse)} of {len(gaps)}" + f": {said}" * bool(said))

@@ -44,6 +44,7 @@ from convgen.plan.fewer import without_idle
 from convgen.plan.idle import idle_axes, idle_lines
 from convgen.plan.letters import lay_out
 from convgen.plan.parts import Parts, Tensor
+from convgen.plan.program.annealed import further
 from convgen.plan.program.by_timeline import by_timeline
 from convgen.plan.program.edited import ProgramText, in_flight, laid_out, refuse_forms
 from convgen.plan.program.overlapped import overlapped
@@ -386,6 +387,9 @@ def plan_graph(
         InputError: nothing that is searched fits the memory, or the ranks can't be used.
     """
     check_statistics(setting.statistics)
+    if graph.given and setting.layouts:
+        fact = f"{graph.name} says how rows are laid out, and no layouts near its plan are looked at"
+        raise InputError(fact, graph.given[0].path, hint="without --layouts")
     if graph.given and grid is None:
         axes = sorted({a for one in graph.given for a in one.axes})
         fact = f"{graph.name} says how rows are laid out over {', '.join(axes)}, and not how many ranks these have"
@@ -410,6 +414,7 @@ def plan_graph(
             one = without_idle(plan.program.grid)
             near = partial(nearer, ranks=ranks, machine=machine, dtype=dtype)
             plan = by_timeline(plan, lambda machine: on_one(one, machine), near, machine, dtype)
+            plan = further(plan, ranks, machine, dtype, setting.layouts)
     except TooLittleMemory as error:
         raise refusal(error, parts, ranks, graph.batch, setting, dtype) from None
     graph, described, program = _with_statistics(graph, described, plan.program, setting.statistics, "auto", made_for)

@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from sampling import draws
@@ -13,8 +14,11 @@ from test_plan_by_hand import branched
 from test_plan_price import a_machine
 
 from convgen.cost.rows import program_cost
+from convgen.errors import InputError
 from convgen.network_compiler import plan_graph, sample_parallelism
 from convgen.plan.fewer import without_idle
+from convgen.plan.parts import Room
+from convgen.plan.program.annealed import annealed, further
 from convgen.plan.program.by_timeline import overlapped_s
 from convgen.plan.program.nearby import Nearby
 from convgen.plan.program.overlapped import WORTH
@@ -26,7 +30,7 @@ from convgen.spec.network_graph import network_graph
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
 
-from adversary import GAP, annealed, drawn_network
+from adversary import GAP, drawn_network, in_order_s
 
 
 def test_draws_cost_what_their_programs_do() -> None:
@@ -92,8 +96,44 @@ def test_annealing_finds_nothing_better(in_order: bool) -> None:
         graph, machine, ranks = drawn_network(number)
         plan = plan_graph(graph, ranks, Setting(machine=machine, by_step=not in_order))[1]
         draw, program = Random(f"annealing {number}"), replace(plan.program, grid=without_idle(plan.program.grid))
-        found = annealed(program, machine, "float32", 300, draw, in_order=in_order)
-        assert found.seconds >= plan.step_s * (1 - GAP), number
+        if in_order:
+            found_s = in_order_s(program, machine, 300, draw)
+        else:
+            found_s = annealed(program, machine, "float32", 300, draw).seconds
+        assert found_s >= plan.step_s * (1 - GAP), number
+
+
+def test_more_layouts_are_no_longer_and_have_room() -> None:
+    """`convgen plan --layouts`: a plan's step is its program's, and the plan takes no more memory than its room has."""
+    for number in range(draws(4)):
+        graph, machine, ranks = drawn_network(number + 20)
+        plan = plan_graph(graph, ranks, Setting(machine=machine, by_step=True))[1]
+        bounded = replace(plan, room=replace(plan.room, memory_bytes=plan.memory_bytes))
+        for one in (plan, bounded):
+            more = further(one, ranks, machine, "float32", 500)
+            assert more.step_s == overlapped_s(more.program, machine, "float32") <= plan.step_s, number
+            assert more.checked(machine, "float32").ranks == ranks
+            assert one is plan or more.memory_bytes <= plan.memory_bytes, number
+
+
+def test_annealing_takes_what_is_shorter_and_fits() -> None:
+    graph, machine, ranks = drawn_network(1)
+    compiled, _ = plan_graph(graph, ranks, Setting(machine=machine))
+    program = sample_parallelism(compiled, 2)
+    assert program is not None
+    start = overlapped_s(program, machine, "float32")
+    found = annealed(program, machine, "float32", 400, Random(0))
+    assert found.seconds == overlapped_s(found.program, machine, "float32") < start
+    assert (found.looked, 0 < found.timed < 400) == (400, True)
+    none = annealed(program, machine, "float32", 400, Random(0), fits=lambda _: False)
+    assert (none.seconds, none.program) == (start, program)
+
+
+@pytest.mark.parametrize("how", [{}, {"by_step": True, "recompute": True}, {"by_step": True, "autocast": "bfloat16"}])
+def test_layouts_that_nobody_would_look_at_are_refused(how: dict[str, Any]) -> None:
+    machine = drawn_network(0)[1]
+    with pytest.raises(InputError, match="layouts near a plan"):
+        Setting(machine=machine, room=Room(keep="needed"), layouts=1, **how)
 
 
 def test_no_step_is_longer_than_that_of_samples_alone() -> None:

@@ -101,6 +101,10 @@ class PlanFile(OutputFile):
     help="The shortest step with what travels meanwhile, or with everything one after the other.",
 )  # fmt: skip
 @click.option(
+    "--layouts", type=click.IntRange(0, 10**7), default=0, show_default=True, metavar="N",
+    help="Look at so many more layouts near the plan found, at a millisecond or a few each.",
+)  # fmt: skip
+@click.option(
     "--try", "tried", type=click.IntRange(1, 64), metavar="K",
     help="Under a launcher: run the K best distinct layouts in turn, and say which is fastest, and how sure that is.",
 )  # fmt: skip
@@ -308,6 +312,7 @@ def _setting(network: Network | None, graph: Graph, options: dict[str, Any]) -> 
         statistics=options["statistics"] or ("local" if by_hand else "global"),
         recompute=options["recompute"],
         by_step=options["overlapped"] and not options["hide_dw"],
+        layouts=options["layouts"],
         dtype=dtype,
         reduce_dtype=options["reduce_dtype"] or "",
         autocast=options["autocast"] or "",

@@ -28,7 +28,7 @@ ONE_PLAN = {"output": "-o", "explain": "--explain", "grid": "--grid", "tried": "
 NETWORKS_ONLY = {
     "batch": "--batch", "dtype": "--dtype", "reduce_dtype": "--reduce-dtype", "autocast": "--autocast",
     "keep": "--keep", "statistics": "--statistics", "regather": "--regather", "recompute": "--recompute",
-    "hide_dw": "--hide-dw", "measured": "--measured", "target": "--target",
+    "hide_dw": "--hide-dw", "layouts": "--layouts", "measured": "--measured", "target": "--target",
 }  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from convgen.spec.graph import Graph
 
 def plot_scaling(graph: Graph, setting: Setting, ranks: int, file: Path, told: Callable[[str], None]) -> None:
     """`draw_scaling` of a network; plans that it can't have are left out."""
-    machine, room, in_order = setting.machine, setting.bounded, replace(setting, by_step=False)
+    machine, room, in_order = setting.machine, setting.bounded, replace(setting, by_step=False, layouts=0)
     known: dict[tuple[int, int], CompiledNetwork] = {}
 
     def planned(ranks: int, batch: int) -> Point:

@@ -17,6 +17,7 @@ class Setting:
         statistics: of batch norms in training: global, spatial or local ([SP] III-B).
         recompute: whether blocks may be computed again in backward.
         by_step: steps are compared with what travels meanwhile (program/by_timeline.py).
+        layouts: that are looked at near the plan of such a step, beyond those that every plan looks at.
         dtype: of products and of what is moved; by default the network's.
         reduce_dtype, autocast: as a program's. Machines with a name of their own are taken to have GPUs, of which
             autocast has other lists than of CPUs.
@@ -27,6 +28,7 @@ class Setting:
     statistics: str = "global"
     recompute: bool = False
     by_step: bool = False
+    layouts: int = 0
     dtype: str | None = None
     reduce_dtype: str = ""
     autocast: str = ""
@@ -35,6 +37,13 @@ class Setting:
         if self.recompute and self.room.keep == "every":
             fact = "what is computed again is not kept, and keep is every: the output of every layer stays"
             raise InputError(fact, hint="--recompute with --keep needed")
+
+        if self.layouts and not self.by_step:
+            fact = "layouts near a plan are compared by the step with what travels meanwhile"
+            raise InputError(fact, hint="--layouts without --in-order and --hide-dw")
+        if self.layouts and (self.recompute or self.autocast):
+            fact = "no layouts near a plan are looked at that computes blocks again, or whose types are autocast's"
+            raise InputError(fact, hint="--layouts without --recompute and --autocast")
 
     @property
     def bounded(self) -> Room:

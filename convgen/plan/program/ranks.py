@@ -328,35 +328,43 @@ def of_samples(plan: NetworkPlan, parts: Parts, ranks: int, machine: Machine, dt
     except InputError:
         return []
     program = replace(program, reduce_dtype=plan.program.reduce_dtype, autocast=plan.program.autocast)
-    seconds = program_cost(program, machine, dtype).seconds
-    fits = counted(Found(program, round(seconds * PICOSECONDS), 0, 0, 0, {}), plan.room)
-    if plan.room.memory_bytes is not None and fits.peak > plan.room.memory_bytes:
+    if (fits := in_room(plan, program)) is None:
         return []
+    seconds = program_cost(program, machine, dtype).seconds
     made = replace(plan, program=program, seconds=seconds, memory_bytes=fits.peak, walk=fits.walk, parts=parts)
     return [replace(made, runner_up={}, heuristic=None, ranks=ranks)]
 
 
-def polished(plan: NetworkPlan, machine: Machine, dtype: str, *, by_step: bool = False) -> NetworkPlan:
-    """A plan, or a better one near it that takes no more memory than there is (plan/program/improved.py).
+def frozen_in(plan: NetworkPlan) -> frozenset[str] | None:
+    """Values whose storage stays where layouts near a plan are looked at; None where none are: rows are given, blocks
+    are computed again, or types are those under autocast."""
+    program, parts = plan.program, plan.parts
+    if parts is None or parts.given or program.again or program.autocast:
+        return None
+    return frozenset((*parts.fixed, *(parts.parted(program, True).fixed if parts.parted is not None else ())))
 
-    Not where rows are given, blocks are computed again, or types are those under autocast.
+
+def in_room(plan: NetworkPlan, program: Program) -> Fitted | None:
+    """What another program's fullest rank keeps; None where that is more memory than the plan's room has."""
+    fits = counted(Found(program, 0, 0, 0, 0, {}), plan.room)
+    return None if plan.room.memory_bytes is not None and fits.peak > plan.room.memory_bytes else fits
+
+
+def polished(plan: NetworkPlan, machine: Machine, dtype: str, *, by_step: bool = False) -> NetworkPlan:
+    """A plan, or a better one near it (plan/program/improved.py) that takes no more memory than there is.
 
     Args:
         by_step: better is a shorter step with what travels meanwhile, counted quickly, not a smaller sum.
     """
     program, parts = plan.program, plan.parts
-    if parts is None or parts.given or program.again or program.autocast:
+    if (frozen := frozen_in(plan)) is None or parts is None:
         return plan
-    frozen = {*parts.fixed, *(parts.parted(program, True).fixed if parts.parted is not None else ())}
     few = by_step and len(program.rows) <= FEW
     rounds = WARM if few else (0.0,)
     draws = min((NEAR_FEW if few else NEAR) * len(program.rows), MOST_NEAR) // len(rounds)
     how = {"of_inputs": parts.of_inputs, "by_step": by_step}
     better, ps = improved(program, machine, dtype, draws, frozen, **how, warm=rounds)
-    if better == program:
-        return plan
-    fits = counted(Found(better, ps, 0, 0, 0, {}), plan.room)
-    if plan.room.memory_bytes is not None and fits.peak > plan.room.memory_bytes:
+    if better == program or (fits := in_room(plan, better)) is None:
         return plan
     saved = plan.seconds - ps / PICOSECONDS
     second = {} if by_step else {i: (way, more + saved) for i, (way, more) in plan.runner_up.items()}
@@ -367,10 +375,15 @@ def polished(plan: NetworkPlan, machine: Machine, dtype: str, *, by_step: bool =
 
 def nearer(plan: NetworkPlan, ranks: int, machine: Machine, dtype: str) -> NetworkPlan:
     """A plan of so many ranks, or one near it whose step is shorter with what travels meanwhile, counted quickly."""
+    return widened(polished(working(plan), machine, dtype, by_step=True), ranks, machine, dtype)
+
+
+def working(plan: NetworkPlan) -> NetworkPlan:
+    """The same plan on the ranks that do different work."""
     grid = without_idle(plan.program.grid)
-    if plan.parts is not None and grid != plan.program.grid:
-        plan = replace(plan, program=_on_grid(plan.program, grid, plan.parts))
-    return widened(polished(plan, machine, dtype, by_step=True), ranks, machine, dtype)
+    if plan.parts is None or grid == plan.program.grid:
+        return plan
+    return replace(plan, program=_on_grid(plan.program, grid, plan.parts))
 
 
 def widened(plan: NetworkPlan, ranks: int, machine: Machine, dtype: str) -> NetworkPlan:
