@@ -1,8 +1,8 @@
 """convgen: a compiler for distributed convolutions.
 
 `from_torch`, `parallelize` (convgen/parallel.py), `serve` (convgen/serving.py), `criterion` (convgen/losses.py),
-`methods` (convgen/one_set.py) and `stream` (convgen/streams.py) are imported when they are asked for: `import convgen`
-is cheap.
+`methods` (convgen/one_set.py) and `stream` (convgen/streams.py) are imported on first use, so that `import convgen` is
+cheap.
 """
 
 from importlib import import_module

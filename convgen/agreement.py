@@ -1,4 +1,4 @@
-"""What ranks have to agree on before a module runs on them: the program, its weights, and the seed of what it draws."""
+"""What ranks have to agree on before a module runs on them: program, weights, and the seed of its random numbers."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 WEIGHTS = ("same", "rank 0")
-PIECE = 1 << 24  # bytes of weights that are on their way at a time
+PIECE = 1 << 24  # bytes of weights that travel at a time
 
 
 class Start(NamedTuple):
-    """What a rank begins with, and is compared: a message of fixed size.
+    """What a rank begins with, as a message of fixed size that ranks compare.
 
     Args:
         form: hash of the program, and of names, shapes and dtypes.
-        values: hash of weights.
-        weights: place in WEIGHTS.
-        given: whether the seed was.
+        values: hash of the weights.
+        weights: place of its weights= in WEIGHTS.
+        given: whether the caller gave the seed.
     """
 
     form: bytes
@@ -44,7 +44,7 @@ class Start(NamedTuple):
 
 
 def check_weights(weights: str, seed: int | None) -> None:
-    """Raises InputError: no such weights=, no such seed."""
+    """Raises InputError: there is no such weights=, or no such seed."""
     if weights not in WEIGHTS:
         raise InputError(f"weights can't be {shown(weights)}", hint=" or ".join(map(repr, WEIGHTS)))
     if seed is not None and (type(seed) is not int or not 0 <= seed < 1 << 63):
@@ -53,11 +53,11 @@ def check_weights(weights: str, seed: int | None) -> None:
 
 @dataclass(frozen=True)
 class Met:
-    """What ranks begin with.
+    """What ranks begin with, once they have agreed.
 
     Args:
-        differ: whether weights do: the first rank's are taken.
-        seed: of what is drawn.
+        differ: whether their weights differ, so that the first rank's are taken.
+        seed: the seed of the program's random numbers.
     """
 
     device: str
@@ -67,7 +67,7 @@ class Met:
     seed: int
 
     def of_first(self, value: Tensor) -> Tensor:
-        """The first rank's tensor, on all ranks; its own, where they have the same."""
+        """The first rank's tensor, on all ranks; this rank's own, where all have the same."""
         import torch
 
         if not self.differ:
@@ -85,8 +85,8 @@ class Met:
         """Give a new model its blocks of the weights, and the seed.
 
         Args:
-            values: this rank's.
-            known: those that are the first rank's already.
+            values: this rank's weights.
+            known: weights that are the first rank's already.
         """
         import torch
 
@@ -101,12 +101,13 @@ class Met:
 
 
 def meet(package: Any, mesh: Any, graph: str, values: Mapping[str, Tensor], weights: str, seed: int | None) -> Met:
-    """Compare what the ranks begin with: one message.
+    """Compare what the ranks begin with, by one message.
 
     Args:
         graph: its text.
         values: the module's state, and constants, by name.
-        weights: whose: "same": every rank's own, which have to be alike; "rank 0": of the mesh's first rank.
+        weights: whose weights are taken: "same": every rank's own, which have to be equal; "rank 0": those of the
+            mesh's first rank.
         seed: by default drawn from torch's generator, on the mesh's first rank, where the program draws.
     Raises:
         InputError: ranks differ.
@@ -143,7 +144,7 @@ def _bytes_of(value: Tensor) -> Tensor:
 
 
 def _check(name: str, ranks: Iterable[int], starts: list[Start]) -> None:
-    """Raises InputError: on all ranks alike, where they differ in what can't be."""
+    """Raises InputError, on all ranks alike: ranks differ in what has to be equal."""
 
     def others(what: list[Any]) -> list[int]:
         return [rank for rank, one in zip(ranks, what, strict=True) if one != what[0]]

@@ -1,8 +1,8 @@
-"""The modelled seconds of a network's layouts, by its sizes: `serve` chooses among them by these (docs/serving.md).
+"""Modelled seconds of a network's layouts at given sizes: `serve` chooses among layouts by these (docs/serving.md).
 
-A package prints its program, every step of it, in schedule.txt. Read again, and with its rows at some sizes, it is what
-ranks run at these, and its price is the timeline's (cost/timeline.py): of local work, of what is sent, and of what
-travels meanwhile. So there is one price of a program, whoever asks; it is a function of files and sizes alone.
+A package's schedule.txt has every step of its program. Read back, with its rows at some sizes, it is the program that
+ranks run at these sizes, and its price is the timeline's (cost/timeline.py): local work, what is sent, and what
+overlaps. So a program has one price, whoever asks for it; it is a function of files and sizes alone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from convgen.spec.graph import Graph
 from convgen.spec.target import Target
 
 SCHEDULE = "schedule.txt"
-REMEMBERED = 32  # sizes
+REMEMBERED = 32  # sizes whose steps and prices are remembered
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class LayoutPrices:
     """What calls of a network take in each of its layouts.
 
     Attributes:
-        compiled: by layout, of one graph.
-        asked: a number for each size since steps of others were let go.
-        whole: a call ends with outputs whole on every rank, which is a part of its price.
+        compiled: by layout, the network compiled for it; all are of one graph.
+        asked: has an entry for each size asked for since others were forgotten.
+        whole: whether a call ends with outputs whole on every rank, which its price includes.
     """
 
     graph: Graph
@@ -47,22 +47,22 @@ class LayoutPrices:
 
     @staticmethod
     def read(graph: Graph, texts: Mapping[str, str], target: Target, machine: Machine, *, whole: bool) -> LayoutPrices:
-        """Of packages, by their programs' texts.
+        """The prices of packages' layouts, from the texts of their programs.
 
         Raises:
-            InputError: a text is of another network, or of another version's.
+            InputError: a text is another network's, or another version's.
         """
         read = {name: compile_text(graph, read_text(text, SCHEDULE), target=target) for name, text in texts.items()}
         return LayoutPrices(graph, read, machine, whole)
 
     def programs(self, sizes: Mapping[str, int]) -> dict[str, Program]:
-        """What ranks run at these sizes, by layout."""
+        """By layout, the program that ranks run at these sizes."""
         device = next(iter(self.compiled.values())).target.device
         at = describe(self.graph.at(sizes), device)
         return {name: program_like(one.program, at) for name, one in self.compiled.items()}
 
     def picoseconds(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        """Of a call, by layout; whole numbers, so that layouts that take as long do so on every rank."""
+        """By layout, the price of a call, in whole picoseconds, so that equal layouts are equal on every rank."""
         self.asked.append(1)
         if len(self.asked) > REMEMBERED:  # any number of sizes takes bounded memory
             self.asked.clear()
@@ -74,10 +74,10 @@ class LayoutPrices:
 
 
 def call_picoseconds(program: Program, machine: Machine, dtype: str, *, whole: bool = False) -> int:
-    """Of a forward pass, on the slowest rank.
+    """The price of a forward pass on the slowest rank.
 
     Args:
-        whole: outputs are put together on every rank, each once all of them are there.
+        whole: whether outputs are gathered on every rank, each once all outputs are there.
     """
     seconds = simulate(program, machine, dtype, alike=True, trains=False).end_s
     outputs = [program.values[value] for _, value in program.outputs] if whole else []
@@ -85,7 +85,7 @@ def call_picoseconds(program: Program, machine: Machine, dtype: str, *, whole: b
 
 
 def _gathered(value: Value, program: Program, machine: Machine, dtype: str) -> int:
-    """Picoseconds from an output's blocks to the whole of it on every rank."""
+    """Picoseconds that it takes to gather an output's blocks on every rank."""
     price = price_on(program.grid, machine, dtype).of(program.types[value.name])
     sides = tuple([Side(Dim(f"d{d}", n)) for d, n in enumerate(value.shape)])
     sets = one_tensor(program.grid.axes, sides)
@@ -95,6 +95,6 @@ def _gathered(value: Value, program: Program, machine: Machine, dtype: str) -> i
 def least(
     layouts: Sequence[str], picoseconds: Mapping[str, int], peaks: Mapping[str, int], limit: int | None
 ) -> list[str]:
-    """Layouts by price, those that fit into a limit first; of two that take as long that which is named first."""
+    """Layouts by price, those that fit into a limit first; of equal prices the layout that is named first."""
     fits = {name: limit is None or peaks[name] <= limit for name in layouts}
     return sorted(layouts, key=lambda name: (not fits[name], picoseconds[name], layouts.index(name)))

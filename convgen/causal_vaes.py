@@ -1,12 +1,12 @@
 """Causal VAEs of diffusers as streams: functions of a VAE, a chunk and its caches, for `convgen.stream`.
 
-| class | first chunk | later chunks | caches |
+| class | frames in the first chunk | in later chunks | caches |
 |---|---|---|---|
-| AutoencoderKLWan, AutoencoderKLQwenImage | n to decode, 1 + 4n to encode | n; 4n | two frames a convolution |
-| AutoencoderKLCogVideoX | its own first batch: 2 or 3; 8 or 9 | 2; 8 | two frames a convolution |
+| AutoencoderKLWan, AutoencoderKLQwenImage | n to decode, 1 + 4n to encode | n; 4n | two frames for each convolution |
+| AutoencoderKLCogVideoX | its own first batch: 2 or 3; 8 or 9 | 2; 8 | two frames for each convolution |
 
-These are the source's own calls and caches: what a stream makes is what its `_decode` and `_encode` make. Others of
-diffusers have no caches from chunk to chunk, and are decoded at once, or by tiles that are blended.
+The functions make the source's own calls with its own caches, so a stream makes what `_decode` and `_encode` make.
+Other VAEs of diffusers have no caches from chunk to chunk: they decode whole videos, or tiles that are blended.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Any, cast
 from convgen.errors import InputError
 from convgen.late import torch
 
-FRAMES = 2  # of a cache: a kernel of three frames reads two before its own
-REP = "Rep"  # the source's word for a cache that is zeros yet
+FRAMES = 2  # frames of a cache: a kernel of three frames reads two before its own
+REP = "Rep"  # the source's word for a cache that is still zeros
 
 
 def adapter(module: Any, name: str) -> Callable[..., Any]:
-    """The function of a VAE's class and of what is to be done.
+    """The function that does `name` ("decode", "encode") with a VAE of the module's class.
 
     Raises:
-        InputError: none is known.
+        InputError: no such function is known.
     """
     kinds = [kind.__name__ for kind in type(module).__mro__]
     for kind in kinds:
@@ -53,8 +53,8 @@ def _feats(part: Any, caches: Any) -> list[Any]:
 
 
 def _kept(feats: list[Any]) -> tuple[Any, ...]:
-    """Two frames each, of which the first is zeros where there is one yet, as the convolutions pad; None for no cache,
-    or for one that is zeros yet."""
+    """The caches as two frames each, the first one zeros where there is only one, as the convolutions pad; None for no
+    cache, and for one that is still zeros."""
 
     def kept(cache: Any) -> Any:
         if cache is None or isinstance(cache, str):
@@ -66,7 +66,7 @@ def _kept(feats: list[Any]) -> tuple[Any, ...]:
 
 
 def _in_two(part: Any, x: Any, caches: Any, first: dict[str, Any]) -> tuple[Any, tuple[Any, ...]]:
-    """The first frame of all by itself."""
+    """Run a chunk through a VAE's part; the very first frame goes by itself."""
     feats = _feats(part, caches)
     made: list[Any] = []
     if caches is None:
@@ -78,7 +78,7 @@ def _in_two(part: Any, x: Any, caches: Any, first: dict[str, Any]) -> tuple[Any,
 
 
 def _beside(vae: Any) -> Any:
-    """The file of the library in which a VAE's parts are."""
+    """The library's file with the VAE's parts."""
     return sys.modules[type(vae.decoder).__module__]
 
 
@@ -110,7 +110,7 @@ def encode_qwen(vae: Any, x: Any, caches: Any = None) -> Any:
 
 
 def _last(cache: Any) -> Any:
-    """The last two frames: convolutions of one frame, which read none of theirs, return all of a chunk's."""
+    """The last two frames of each cache. Convolutions of one frame, which read none, return all frames of a chunk."""
     if isinstance(cache, dict):
         return {key: _last(one) for key, one in cast("dict[str, Any]", cache).items()}
     return None if cache is None else cache[:, :, -FRAMES:]

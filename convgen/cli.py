@@ -1,4 +1,4 @@
-"""`python -m convgen.cli`, as launchers that want a module are told: a door to commands/."""
+"""`python -m convgen.cli`, for launchers that are told a module; it leads to commands/."""
 
 from convgen.commands.main import main
 

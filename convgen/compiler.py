@@ -48,12 +48,12 @@ SCHEDULES = ("lower", *(p.name for p in PIPELINE))  # stages after which there i
 
 
 def pipeline(layer: Layer) -> tuple[SchedulePass, ...]:
-    """The passes, in the order in which they run, with the options that the layer says."""
+    """The passes, in the order in which they run, with the layer's options."""
     return tuple(replace(p, choice=layer.options.hold_x) if isinstance(p, HoldX) else p for p in PIPELINE)
 
 
 def verifier(space: Space) -> After:
-    """Checks what each stage has made."""
+    """What verifies the schedule that each stage leaves."""
 
     def check(stage: str, schedule: Schedule | None) -> None:
         if schedule is not None:
@@ -82,8 +82,8 @@ class Compiled:
         """Source of the generated module. Raises InputError: a convolution that the target can't do.
 
         Args:
-            beside: the runtime in a file of the module's folder; by default the module has what it needs of it.
-            after: told each stage when it is done.
+            beside: the runtime as a file in the module's folder; by default the module contains what it needs of it.
+            after: called after each stage.
         """
         try:
             kernels = self.kernels()
@@ -123,15 +123,15 @@ class Compiled:
         return made
 
     def mesh_plans(self) -> MeshPlans:
-        """By phase the plans of the ranks' convolutions on the mesh of an SW26010. Raises InputError."""
+        """By phase, the plans of ranks' convolutions on the mesh of an SW26010. Raises InputError."""
         try:
             return mesh_plans(self.layer, self.schedule, self.space)
         except InputError as error:
             raise locate(error, self.layer.source) from None
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """The local kernels that the module will have; none on a mesh, and on a cpu whose layer names none: there ATen
-        convolves.
+        """The local kernels that the module will have; none on a mesh, and none on a CPU whose layer names none: ATen
+        convolves there.
 
         Raises:
             InputError: a kernel that the layer names can't do what a rank has to.
@@ -153,11 +153,11 @@ def compile_layer(
     """From a layer to its schedule.
 
     Args:
-        target: instead of the layer's.
+        target: takes the place of the layer's.
         machine: what `auto` models; by default the layer's, or one node of the target's kind.
         objective: what `auto` minimises, modelled seconds or bytes sent.
-        passes: instead of the layer's pipeline.
-        after: told each stage when it is done.
+        passes: take the place of the layer's pipeline.
+        after: called after each stage.
     Raises:
         InputError: the layer's layout can't work.
     """

@@ -13,20 +13,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-EXTRAS = {  # by package
+EXTRAS = {  # by package, the extra of convgen's that installs it
     "torch": "torch", "triton": "triton", "matplotlib": "plot", "filelock": "tune", "h5py": "data", "zarr": "data",
     "netCDF4": "data", "nibabel": "data", "tifffile": "data", "safetensors": "data", "fsspec": "data",
 }  # fmt: skip
 
 
 def installing(package: str, extra: str = "") -> str:
-    """How a package gets there: convgen is on no index, so its extras are those of a checkout."""
+    """How to install a package. convgen is on no index, so its extras are installed from a checkout."""
     return f"pip install {package}, or pip install '.[{extra or EXTRAS[package]}]' in a checkout of convgen"
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """One line below an error: a label, what is the case, and the key path of the file it is about."""
+    """One line below an error: a label, a fact, and the key path of the file that the fact is about."""
 
     label: str
     text: str
@@ -71,11 +71,11 @@ class InputError(ConvgenError):
 
 
 class IdleAxisWarning(UserWarning):
-    """An axis of a grid splits nothing: ranks that differ in it alone compute alike."""
+    """An axis of a grid splits nothing: ranks that differ in it alone compute the same."""
 
 
 class CacheWarning(UserWarning):
-    """The cache has something else than was written there, which is made again; or it can't be written."""
+    """The cache holds something else than was written there, which is made again; or the cache can't be written."""
 
 
 class InternalError(ConvgenError):

@@ -1,4 +1,4 @@
-"""Memory that is free on this machine, for commands that would rather refuse than be killed."""
+"""Free memory of this machine, for commands that rather refuse than be killed."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _CGROUPS = (
 
 
 def check_memory(needed: int, what: str, hint: str) -> None:
-    """Refuse to begin what takes more memory than is free.
+    """Refuse to begin something that takes more memory than is free.
 
     Raises:
-        InputError: with both.
+        InputError: with both numbers.
     """
     there = available_bytes()
     if there is not None and needed > there:
@@ -27,7 +27,8 @@ def check_memory(needed: int, what: str, hint: str) -> None:
 
 
 def available_bytes() -> int | None:
-    """What a new process may take: the system's, or what its control group leaves; None where neither is said."""
+    """Bytes that a new process may take: the system's, or what its control group leaves; None where both are
+    unknown."""
     found = [size for size in (_system_bytes(), *(_group_bytes(*files) for files in _CGROUPS)) if size is not None]
     return min(found, default=None)
 
@@ -46,7 +47,7 @@ def _system_bytes() -> int | None:
 
 
 def _group_bytes(limit: str, used: str, stat: str) -> int | None:
-    """What a control group leaves; pages of files that were read go when memory is asked for."""
+    """Bytes that a control group leaves; pages of files that were read count as free, as they go when asked for."""
     try:
         files = 0
         for line in Path(stat).read_text(encoding="ascii").splitlines():

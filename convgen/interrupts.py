@@ -1,4 +1,4 @@
-"""Ctrl-C is the parent's: processes that it starts don't hear it, and it ends them."""
+"""Ctrl-C is for the parent process: processes that it starts don't hear it, and it ends them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def unheard() -> Generator[None]:
-    """Processes that are started here never hear an interrupt; this one hears it afterwards."""
+    """Processes started within never hear an interrupt; this process hears it afterwards."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -19,11 +19,11 @@ def cache_folder() -> Path:
 
 
 def keep_exports() -> bool:
-    """CONVGEN_EXPORTS=0: modules are exported by every rank at every start, and nothing is kept of it."""
+    """CONVGEN_EXPORTS=0: every rank exports modules at every start, and no export is kept."""
     return os.environ.get("CONVGEN_EXPORTS") != "0"
 
 
 def cpu_threads() -> int:
-    """OMP_NUM_THREADS=N: of a CPU, as torch takes it and torchrun sets it; by default all that this process may use."""
+    """OMP_NUM_THREADS=N: a CPU's threads, as torch reads and torchrun sets them; by default all of this process."""
     given = os.environ.get("OMP_NUM_THREADS", "")
     return int(given) if given.isdecimal() and int(given) else len(os.sched_getaffinity(0))

@@ -1,10 +1,10 @@
-"""Losses and metrics on what a network's ranks hold: a module of the outputs, compiled so that it takes their blocks.
+"""Losses and metrics on ranks' blocks of a network's outputs: a module of the outputs, compiled to take their blocks.
 
     loss = convgen.criterion(torch.nn.CrossEntropyLoss(), model, labels)
     loss(model(x), target).backward()      # of this rank's blocks; one number, equal on all ranks
 
-No loss is written for ranks: it is a network, whose inputs are stored as the outputs of another one are. What sums,
-softmax and windows want of other blocks follows from its rows.
+No loss is written for ranks. A loss is a network whose inputs are stored as another network's outputs are; its rows say
+what its sums, softmaxes and windows need of other blocks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Axes = tuple[tuple[str, ...], ...]
-Of = tuple[tuple[int, ...], Axes]  # a value's extents, and the axes that split them
+Of = tuple[tuple[int, ...], Axes]  # a value: its extents, and the axes that split its dimensions
 
 
 def criterion(
@@ -35,19 +35,20 @@ def criterion(
     """A loss, or a metric, of a network's blocks. Every rank calls this.
 
     Args:
-        loss: a module or a function of the network's outputs, and of targets behind them; it gives a number, or what
-            else can be computed of them.
-        model: the network on its mesh: of `parallelize(..., whole=False)`, or a package's `Network(mesh)`.
-        targets: examples, whole, of which shapes and types count: `torch.zeros(()).expand(shape)` takes no memory. A
-            dimension is split as the output's of the same extent, from the last one on; samples are the first ones.
-        outputs: by name or number, in the order that `loss` takes them; by default all that the network gives.
-        name: of the package; by default the loss's.
+        loss: a module or a function of the network's outputs, and of targets behind them. It gives a number, or
+            anything else that can be computed from them.
+        model: the network on its mesh: from `parallelize(..., whole=False)`, or a package's `Network(mesh)`.
+        targets: whole examples, of which only shapes and types count: `torch.zeros(()).expand(shape)` takes no memory.
+            A dimension is split as the output's of the same extent, matched from the last one on; the first ones are
+            samples.
+        outputs: names or numbers of outputs, in the order in which `loss` takes them; by default all outputs.
+        name: the package's; by default the loss's.
     Returns:
-        A Network as of `parallelize(..., whole=False)`, with the weights and buffers of `loss`: called with this rank's
-        blocks of outputs and targets, and `batch=` for another number of samples than the network's; `package` has
-        `scatter`, `region` and `block` of targets, and `convgen.data.Blocks` reads them.
+        A Network as from `parallelize(..., whole=False)`, with the weights and buffers of `loss`. It is called with
+        this rank's blocks of outputs and targets, and with `batch=` if their number of samples is not the network's.
+        Its `package` has `scatter`, `region` and `block` for targets, and `convgen.data.Blocks` reads them.
     Raises:
-        InputError: a model that gives whole tensors, no such output, a target that is no tensor; as of `parallelize`.
+        InputError: the model gives whole tensors, has no such output, or a target is no tensor; as in `parallelize`.
     Example:
         >>> import torch, convgen
         >>> from convgen.verify.virtual import VirtualTransport, World
@@ -71,7 +72,7 @@ def asked(
     outputs: str | Sequence[str] = (),
     name: str | None = None,
 ) -> tuple[Question, How, list[str]]:
-    """What is exported, what it is compiled for, and the network's outputs that it takes; as of `criterion`."""
+    """What to export, how to compile it, and which outputs it takes; arguments are those of `criterion`."""
     import torch
 
     module = loss if isinstance(loss, torch.nn.Module) else _of_function(loss)
@@ -94,7 +95,7 @@ def asked(
 
 
 def _network(model: Any) -> tuple[Any, Any]:
-    """What a package says of its network, and the mesh."""
+    """A package's description of its network, and the mesh."""
     if not hasattr(model, "_net"):
         fact = f"a {type(model).__name__} is no network on ranks"
         raise InputError(fact, hint="parallelize(..., whole=False), or the Network of a package")
@@ -109,7 +110,7 @@ def _types(model: Any) -> Mapping[str, str]:
 
 
 def beside(shape: Sequence[int], outputs: Sequence[Of]) -> Axes:
-    """How a target is split: each dimension as that of an output that has its extent, samples first, the last last."""
+    """How a target is split: samples as an output's, other dimensions, the last first, as one of like extent."""
     found: list[tuple[str, ...]] = [()] * len(shape)
     for of, axes in outputs:
         if shape and of and shape[0] == of[0]:
@@ -133,7 +134,7 @@ def _refuse_other_blocks(net: Any, made: Any, names: Sequence[str]) -> None:
 
 
 def _of_function(function: Callable[..., Tensor]) -> torch.nn.Module:
-    """A module that computes a function, whose arguments' names are those of its inputs."""
+    """A module that computes a function; the names of the function's arguments are those of its inputs."""
     import torch
 
     class OfFunction(torch.nn.Module):

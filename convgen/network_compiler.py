@@ -5,8 +5,8 @@
 | read (spec/graph_file, spec/exported) | a graph file, or a PyTorch module | Graph: calls of ATen's operators |
 | describe (spec/aten) | Graph | rows: operations bound to values |
 | lay out (plan/letters, plan/program) | rows, a grid's letters or a machine | Program: roles, storage, what moves |
-| overlap (plan/program/overlapped) | Program | what travels meanwhile, where a timeline is shorter; or passes by name |
-| fuse (passes/fuse_*) | Program | of a GPU's, rows that one kernel does |
+| overlap (plan/program/overlapped) | Program | communication overlaps where a timeline is shorter; or passes by name |
+| fuse (passes/fuse_*) | Program | for a GPU, several rows as one where one kernel does them |
 | emit (emit/network) | Program | the package's files |
 """
 
@@ -73,15 +73,15 @@ from convgen.spec.target import CPU, KINDS, Target, read_target
 from convgen.sw26010.network.refusals import check_mesh, check_whole
 
 LETTERS = {1: ("N",), 2: ("N", "C"), 3: ("N", "C", "W"), 4: ("N", "C", "H", "W"), 5: ("N", "C", "D", "H", "W")}
-# What travels meanwhile, in an order in which each finds what it needs.
+# Passes for overlap, in an order in which each finds what it needs.
 MEANWHILE: tuple[NetworkPass, ...] = (
     WidenHalos(), ChunkCollectives(), StartHalos(), ParametersFirst(), BucketGradients(),
     BucketStatistics(),
 )  # fmt: skip
-PACKED = (BucketGradients(mebibytes=0),)  # of an SW26010: one all-reduce behind backward ([SW] 5.1)
-OVERLAP = "overlap"  # the stage that chooses among the former by a timeline
+PACKED = (BucketGradients(mebibytes=0),)  # for an SW26010: one all-reduce behind backward ([SW] 5.1)
+OVERLAP = "overlap"  # the stage that chooses among these passes by a timeline
 PROGRAMS = ("lower", OVERLAP, *(p.name for p in (*MEANWHILE, *FUSING)))  # stages after which there is a program
-OF_NUMBERS = {1: ("N",), 2: ("N", "W"), 3: ("N", "H", "W"), 4: ("N", "D", "H", "W")}  # of labels: no channels
+OF_NUMBERS = {1: ("N",), 2: ("N", "W"), 3: ("N", "H", "W"), 4: ("N", "D", "H", "W")}  # of integers, which have no C
 
 
 @dataclass(frozen=True)
@@ -90,11 +90,13 @@ class CompiledNetwork:
 
     Attributes:
         plain: the program with every collective waited for at once.
-        other: the same for sizes that no other extent has; `more`: for others, of a graph with open extents.
-        any_sizes: the graph's rows, for which sizes.
-        measured: configurations of a GPU's kernels that the tuner's databases say (tune/apply.py).
-        any_extents: a GPU's kernels serve other extents than the graph's, too; those of open extents always do.
-        of_inputs: it was chosen for steps in which inputs want gradients, too.
+        other: the same program at sizes that no other extent has; `more`: at further sizes, for a graph with open
+            extents.
+        any_sizes: the graph's rows, and the sizes for which they hold.
+        measured: configurations of a GPU's kernels from the tuner's databases (tune/apply.py).
+        any_extents: whether a GPU's kernels also serve other extents than the graph's; kernels of open extents always
+            do.
+        of_inputs: whether it was chosen for steps in which inputs want gradients, too.
     """
 
     graph: Graph
@@ -116,12 +118,12 @@ class CompiledNetwork:
 
     @property
     def types(self) -> str:
-        """Its type, and that of the autocast that it is for, in words."""
+        """Its type, and the type of the autocast that it is compiled for, in words."""
         return self.dtype + f" under autocast of {self.program.autocast}" * bool(self.program.autocast)
 
     @cached_property
     def kernels(self) -> tuple[ConvolutionFile, ...]:
-        """Files of kernels; none on a CPU, where ATen convolves."""
+        """Files of convolutions' kernels; none on a CPU, where ATen convolves."""
         if not self.target.is_gpu:
             return ()
         return convolution_files(
@@ -130,17 +132,17 @@ class CompiledNetwork:
 
     @cached_property
     def norm_kernels(self) -> tuple[NormFile, ...]:
-        """Files of kernels of batch norms; none on a CPU."""
+        """Files of batch norms' kernels; none on a CPU."""
         return norm_files(self.program) if self.target.is_gpu else ()
 
     @cached_property
     def chains(self) -> tuple[ChainFile, ...]:
-        """Files of kernels of rows element by element; none on a CPU."""
+        """Files of kernels for chains of rows element by element; none on a CPU."""
         return chain_files(self.program) if self.target.is_gpu else ()
 
     @property
     def _tf32(self) -> Tf32:
-        """When float32 is multiplied as TF32."""
+        """When float32 is multiplied as TF32: always, never, or as torch's switches say."""
         if self.program.tf32:
             return "always" if self.target.is_gpu else "never"
         has_float32 = any(v.dtype == "float32" for v in self.program.values.values())
@@ -148,17 +150,17 @@ class CompiledNetwork:
 
     @property
     def calls(self) -> tuple[int, ...]:
-        """Of each row of the program, the number of the graph's call that it ends with."""
+        """By row of the program, the number of the graph's call that it ends with."""
         return tuple(self.described.calls[i] for i in numbers(len(self.described.rows), self.program.joined))
 
     @property
     def idle_lines(self) -> list[str]:
-        """What is said of axes that split nothing (plan/idle.py)."""
+        """Lines about axes that split nothing (plan/idle.py)."""
         return idle_lines(self.program, network_parts(self.graph, self.described), self.algorithm)
 
     @property
     def idle_axes(self) -> dict[str, str]:
-        """Axes that split nothing, and why."""
+        """Axes that split nothing, each with the reason."""
         return idle_axes(self.program, network_parts(self.graph, self.described), self.algorithm)
 
     def package(self, *, constants: bool = False) -> Package:
@@ -207,7 +209,7 @@ DROPOUTS = ("Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "F
 
 
 def _modules(graph: Graph) -> tuple[Module, ...]:
-    """Of a file without modules those of torch's own classes that hold something, or drop something."""
+    """For a file that names no modules: torch's own classes that have parameters or buffers, or drop elements."""
     found = {v.name.rpartition(".")[0]: v.owner for v in (*graph.parameters, *graph.buffers) if v.owner}
     drops = {c.module: c.kind for c in graph.calls if c.kind in DROPOUTS}
     return Module(""), *(Module(path, kind) for path, kind in (found | drops).items() if path)
@@ -232,19 +234,19 @@ def compile_network(
     """Lay out a network by the letters of a grid, or by price.
 
     Args:
-        algorithm: a named one; by default the one with the grid's letters; auto: every value and row as the search for
-            the least modelled seconds finds, whatever the axes are called.
-        machine: for which it is chosen what travels meanwhile, and which `auto` models; by default one node of the
-            target's kind.
+        algorithm: a named one; by default the one with the grid's letters; auto: the layout with the least modelled
+            seconds that the search finds, whatever the axes are called.
+        machine: for which overlap is chosen, and which `auto` models; by default one node of the target's kind.
         target: a CPU, or a GPU, whose convolutions are kernels.
-        statistics: of batch norms in training (spec/graph_parts.py): global, spatial or local.
-        reduce_dtype: in which parameters' gradients travel to be summed; by default each in its parameter's own.
-        autocast: bfloat16 or float16: what ranks will run is under torch.autocast of this type, for which the layout is
-            chosen, and of which bytes, prices, memory and a GPU's kernels are. It runs right under another, or none.
+        statistics: which batch norms have in training (spec/graph_parts.py): global, spatial or local.
+        reduce_dtype: the type in which parameters' gradients are summed across ranks; by default each parameter's own.
+        autocast: bfloat16 or float16: ranks will run it under torch.autocast of this type. The layout is chosen for
+            that, and bytes, prices, memory and a GPU's kernels are of these types. It runs right under another, or
+            none.
         again: blocks of the source that backward computes again (program/again.py).
         of_inputs: whether it is chosen for steps in which inputs want gradients, too.
-        passes: say what travels meanwhile, in this order, instead of the timeline; what they make is verified.
-        after: told each stage when it is done.
+        passes: choose the overlap, in this order, instead of the timeline; what they make is verified.
+        after: called after each stage.
     Raises:
         InputError: no such algorithm, statistics, reduce_dtype or autocast, an operator that can't be run, or an axis
             that no dimension carries.
@@ -275,10 +277,10 @@ def compile_network(
 def _with_statistics(
     graph: Graph, described: Described, program: Program, statistics: str, algorithm: str | None, target: Target
 ) -> tuple[Graph, Described, Program]:
-    """A graph whose batch norms have these statistics, by parts of how a program is laid out; and that layout."""
+    """A graph whose batch norms have such statistics, by parts as the program splits them; and the program for it."""
     if statistics != "global":
         graph, described = _parted(graph, statistics, program, target)
-        if algorithm != "auto":  # letters lay it out alike, whatever is merged
+        if algorithm != "auto":  # letters give the same layout, whatever statistics merge
             types = {"reduce_dtype": program.reduce_dtype, "autocast": program.autocast}
             program = replace(lay_out(network_parts(graph, described), program.grid, algorithm), **types)
     return graph, described, replace(program, statistics=statistics)
@@ -293,7 +295,7 @@ def _parted(graph: Graph, statistics: str, program: Program, target: Target) -> 
 def _parts(
     graph: Graph, described: Described, statistics: str, target: Target, reduce_dtype: str = "", autocast: str = ""
 ) -> Parts:
-    """What a search is told of a network, which finds statistics by parts and a layout that agree."""
+    """What a search is given of a network; it finds a layout, and statistics by parts that follow this layout."""
 
     known: dict[object, Parts] = {}
     names, types = normalised(graph), {"reduce_dtype": reduce_dtype, "autocast": autocast}
@@ -322,14 +324,14 @@ def compile_plan(
     passes: Sequence[NetworkPass] | None = None,
     after: Sequence[After] = (),
 ) -> CompiledNetwork:
-    """A network as a plan's file lays it out.
+    """A network compiled as a plan's file lays it out.
 
     Args:
-        overlap: the machine for which it is chosen what travels meanwhile.
-        reduce_dtype, autocast: instead of the plan's.
-        passes, after: as `compile_network` has them.
+        overlap: the machine for which overlap is chosen.
+        reduce_dtype, autocast: take the place of the plan's.
+        passes, after: as `compile_network` takes them.
     Raises:
-        InputError: it is another network's plan, its layouts can't work, or there is no such reduce_dtype or autocast.
+        InputError: the plan is another network's, its layouts can't work, or there is no such reduce_dtype or autocast.
     """
     reduce_dtype = plan.reduce_dtype if reduce_dtype is None else reduce_dtype
     autocast = plan.autocast if autocast is None else autocast
@@ -348,10 +350,10 @@ def compile_plan(
 
 
 def compile_text(graph: Graph, text: ProgramText, *, command: str = "", target: Target = CPU) -> CompiledNetwork:
-    """A network as its program's text says, edited or not (plan/program/edited.py).
+    """A network compiled as its program's text says, edited or not (plan/program/edited.py).
 
     Raises:
-        InputError: it is another network's, it can't work, or a line of it doesn't follow from the others.
+        InputError: the text is another network's, can't work, or has a line that doesn't follow from the others.
     """
     try:
         graph = with_statistics(graph, text.statistics, text.values, text.grid)
@@ -379,7 +381,7 @@ def plan_graph(
 ) -> tuple[CompiledNetwork, NetworkPlan]:
     """The layout of least modelled seconds of a training step, over grids of so many ranks or on one.
 
-    Without a grid of one's own it may be of fewer ranks, with copies on the others (plan/fewer.py).
+    Without a given grid, the plan may use fewer ranks and leave copies to the others (plan/fewer.py).
 
     Args:
         told: is called with each number of ranks that is planned.
@@ -423,19 +425,19 @@ def plan_graph(
 
 
 def sample_parallelism(compiled: CompiledNetwork, ranks: int) -> Program | None:
-    """The same network with samples alone split over so many ranks; None where there are fewer samples."""
+    """The same network with samples alone split, over so many ranks; None where there are fewer samples than ranks."""
     if compiled.graph.batch < ranks:
         return None
     return by_samples(compiled, ranks)
 
 
 def on_one_rank(compiled: CompiledNetwork) -> Program:
-    """The same network, not split."""
+    """The same network on one rank."""
     return by_samples(compiled, 1)
 
 
 def by_samples(compiled: CompiledNetwork, ranks: int) -> Program:
-    """The same network with samples alone split over ranks, of which there are no more than samples."""
+    """The same network with samples alone split, over no more ranks than there are samples."""
     grid, statistics = Grid((("N", ranks),)), compiled.program.statistics
     graph = replace(compiled.graph, given=(), stored=())
     program = lay_out(network_parts(graph, compiled.described), grid, "sample")
@@ -445,7 +447,7 @@ def by_samples(compiled: CompiledNetwork, ranks: int) -> Program:
 
 
 def _described(graph: Graph, target: Target) -> AnySizes:
-    """A graph, and its rows for any sizes."""
+    """A graph, and its rows for all sizes."""
     both = sorted({v.name for v in graph.inputs} & {name for name, _ in graph.outputs})
     if both:
         fact = f"{graph.name}: {both[0]} is an input and an output; scatter and gather know them by their names"
@@ -454,7 +456,7 @@ def _described(graph: Graph, target: Target) -> AnySizes:
 
 
 def _rows(graph: Graph, target: Target) -> AnySizes:
-    """The same of a graph whose names are right."""
+    """The rows of a graph whose names are right, for all sizes."""
     known = for_any_sizes(graph, target.device)
     if not target.is_mesh:
         return known
@@ -463,7 +465,7 @@ def _rows(graph: Graph, target: Target) -> AnySizes:
 
 
 def _refuse_autocast(graph: Graph, described: Described, autocast: str, target: Target) -> None:
-    """Refuse to be compiled for an autocast under which it is not known what the source computes."""
+    """Refuse an autocast under which it is not known what the source computes."""
     if autocast and (why := dict(asks_on(graph, described, target.device)).get(autocast)):
         raise InputError(f"{graph.name}: not under autocast of {autocast}: {why}", hint="without --autocast, autocast=")
 
@@ -483,8 +485,8 @@ def _compiled(
 ) -> CompiledNetwork:
     """
     Args:
-        meanwhile: chooses what travels while others compute.
-        target: a GPU's kernels take in what follows them; `fuses`: the program has none that do yet.
+        meanwhile: chooses what travels while ranks compute.
+        target: a GPU's kernels take in the rows behind them; `fuses`: whether the program has yet to be fused so.
         checked: whether each stage is verified, whatever CONVGEN_VERIFY says.
     """
     _refuse_autocast(graph, described, program.autocast, target)
@@ -513,7 +515,7 @@ def _run(one: NetworkPass, program: Program) -> Program:
 
 
 def _verifier(many: Described) -> After:
-    """Checks what each stage has made, with the blocks that it was laid out for."""
+    """What verifies the program that each stage leaves, with the blocks that it was laid out for."""
 
     def check(stage: str, program: Program | None) -> None:
         if program is not None:
@@ -525,7 +527,7 @@ def _verifier(many: Described) -> After:
 def _overlapping(
     machine: Machine, dtype: str, of_inputs: bool = False, passes: Sequence[NetworkPass] | None = None
 ) -> Callable[[Program, Sequence[After]], Program]:
-    """Overlap by a timeline, or by these passes."""
+    """What chooses overlap: a timeline, or these passes."""
 
     def meanwhile(program: Program, after: Sequence[After]) -> Program:
         if passes is not None:
@@ -538,14 +540,14 @@ def _overlapping(
 
 
 def _dtype(graph: Graph) -> str:
-    """Of what is computed: the first parameter's or input's of floats; or of its products."""
+    """The type that a network computes in: its products', or that of its first floating-point parameter or input."""
     if graph.tf32:
         return TFLOAT32
     return next((v.dtype for v in (*graph.parameters, *graph.inputs) if v.dtype in FLOATS), "float32")
 
 
 def network_parts(graph: Graph, described: Described) -> Parts:
-    """What all that lay a network out are told of it."""
+    """A network without a layout, as searches and named algorithms are given it."""
     inputs = {v.name for v in graph.inputs}
     tensors = [
         Tensor(t.name, t.shape, t.dtype, t.kind, _letters(t.shape, t.floats) if t.name in inputs else ())
@@ -558,7 +560,7 @@ def network_parts(graph: Graph, described: Described) -> Parts:
 
 @lru_cache(maxsize=1 << 12)
 def _one_of(operation: Operation) -> Operation:
-    """The same object for operations that are alike: they are keys of every cache, and compared by what they are."""
+    """One object for equal operations: they are keys of every cache, which compares them by their contents."""
     return operation
 
 

@@ -4,8 +4,8 @@
     z = model.encode(x)
     y = model.decode(z)
 
-Each is a network of its own, with a package of its own; parameters and buffers are one set, in one memory, and a state
-dict has each once, under the module's own names.
+Each method is a network with a package of its own. Parameters and buffers are one set, in one memory; a state dict has
+each once, under the module's own names.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ def methods(
     target: str | None = None,
     process_group: ProcessGroup | None = None,
 ) -> Any:
-    """Methods of a module on many ranks, on one set of weights, in its mode. Every rank calls this.
+    """Methods of a module on many ranks, with one set of weights, in the module's mode. Every rank calls this.
 
     Args:
-        examples: by method the arguments of its call, as of `from_torch`.
-        mesh_or_grid, algorithm, whole, dtype, target, process_group: as of `parallelize`; by default the named
+        examples: by method, the arguments of its call, as in `from_torch`.
+        mesh_or_grid, algorithm, whole, dtype, target, process_group: as in `parallelize`; by default the named
             algorithm with the grid's letters.
-        functions: by name functions in the place of methods, whose first argument is the module:
+        functions: by name, functions that take the place of methods, with the module as first argument:
             `{"encode": lambda vae, x: vae.encode(x).latent_dist.mode()}`.
     Returns:
-        An nn.Module with these methods, each a network as of `parallelize`; `load_full`, `full_state_dict` and
-        `state_dict` have each parameter and buffer once, and an optimizer of `parameters()` too, with gradients of all.
+        An nn.Module with these methods, each a network as from `parallelize`. `load_full`, `full_state_dict` and
+        `state_dict` have each parameter and buffer once, and so has an optimizer of `parameters()`, with all gradients.
     Raises:
-        InputError: as of `parallelize`; no such method; or two methods store a parameter otherwise.
+        InputError: as in `parallelize`; there is no such method; or two methods store a parameter in different blocks.
     Example:
         >>> import torch, convgen
         >>> from convgen.verify.virtual import VirtualTransport, World
@@ -80,10 +80,10 @@ def methods(
 
 @dataclass(frozen=True)
 class Asked:
-    """A graph of a module that is asked for, and what it is compiled for.
+    """A graph of a module, and what to compile it for.
 
     Attributes:
-        opened: extents of inputs that are known at run time only.
+        opened: inputs' extents that are known at run time only.
     """
 
     module: torch.nn.Module
@@ -93,7 +93,7 @@ class Asked:
 
 
 def prepared(asked: Mapping[str, Asked], mesh_or_grid: Any, process_group: Any = None) -> dict[str, Prepared]:
-    """The packages, loaded; what the cache lacks one rank makes."""
+    """The packages, loaded; one rank makes those that the cache lacks."""
     found: dict[str, Prepared] = {}
     for name, one in asked.items():
         ranks = ranks_of(mesh_or_grid, one.how.axes, process_group)
@@ -106,7 +106,7 @@ def prepared(asked: Mapping[str, Asked], mesh_or_grid: Any, process_group: Any =
 def on_one_set(
     asked: Mapping[str, Asked], packages: Mapping[str, Prepared], mesh: Any, *, whole: bool = False
 ) -> dict[str, Any]:
-    """Networks of one module's graphs on a mesh, of which later ones have the weights of earlier ones."""
+    """Networks of one module's graphs on a mesh; later networks use the weights of earlier ones."""
     found: dict[str, Any] = {}
     for name, one in asked.items():
         network = on_mesh(one.module, packages[name], one.how, mesh, whole=whole)
@@ -124,8 +124,7 @@ def _shared(network: Any, other: Any) -> None:
 
 
 def with_forward(module: torch.nn.Module, forward: Callable[..., Any], name: str) -> torch.nn.Module:
-    """The module, with the same parts, whose forward is a function of it; inside of that the module's own forward is
-    its own."""
+    """The module with the same parts and this function as its forward; within it the module's forward is its own."""
     kind = cast("Any", type(module))
 
     @functools.wraps(forward)
@@ -150,7 +149,7 @@ def _method(module: torch.nn.Module, name: str) -> Callable[..., Any]:
 
 
 def one_set(module: torch.nn.Module, networks: Mapping[str, Any]) -> Any:
-    """An nn.Module of which networks are attributes, with the weights of all, each once."""
+    """An nn.Module with networks as attributes, and with the weights of all of them, each once."""
     import torch
 
     class OneSet(torch.nn.Module):
@@ -160,7 +159,7 @@ def one_set(module: torch.nn.Module, networks: Mapping[str, Any]) -> Any:
             super().__init__()
             self.networks = dict(networks)
             for name, network in networks.items():
-                vars(self)[name] = network  # no child of torch's, whose names would be others
+                vars(self)[name] = network  # not torch's child: its parameters would get other names
                 for path, value in network.state_dict(keep_vars=True).items():
                     _put(self, path, value)
             self.train(module.training)
@@ -171,7 +170,7 @@ def one_set(module: torch.nn.Module, networks: Mapping[str, Any]) -> Any:
             return super().train(mode)
 
         def load_full(self, state: Mapping[str, Tensor]) -> None:
-            """This rank's blocks of the module's whole state dict. Raises KeyError: a name is missing, or unknown."""
+            """Fill this rank's blocks from the whole state dict. Raises KeyError: a name is missing or unknown."""
             known = {n for one in self.networks.values() for n in one.state_dict()}
             if unknown := [n for n in state if n not in known]:
                 raise KeyError(f"{type(module).__name__}: unknown {', '.join(unknown)}")
@@ -179,7 +178,7 @@ def one_set(module: torch.nn.Module, networks: Mapping[str, Any]) -> Any:
                 one.load_full({n: state[n] for n in one.state_dict() if n in state})
 
         def full_state_dict(self) -> dict[str, Tensor]:
-            """The module's state dict, whole, on every rank; every rank calls it."""
+            """The module's whole state dict on every rank; every rank calls this."""
             found: dict[str, Tensor] = OrderedDict()
             for one in self.networks.values():
                 found |= {n: t for n, t in one.full_state_dict().items() if n not in found}
@@ -190,7 +189,7 @@ def one_set(module: torch.nn.Module, networks: Mapping[str, Any]) -> Any:
 
 
 def _put(root: torch.nn.Module, path: str, value: Tensor) -> None:
-    """A tensor at a dotted path, below modules that are made for it."""
+    """Put a tensor at a dotted path, below modules that are made for it."""
     import torch
 
     *parts, leaf = path.split(".")

@@ -1,8 +1,8 @@
-"""Packages that are kept between runs: CACHE/networks/NAME_KEY, trusted as far as they are what was written there.
+"""Packages that are kept between runs: CACHE/networks/NAME_KEY, trusted only as what was written there.
 
-A package is code, and whoever may write where it lies may run theirs. So it is taken only where the folder and each
-file are this user's (or root's) and no other's to write, and where each file, with no other beside, has the hash that
-the folder's manifest has for it. All are read once: what was hashed is what runs. Anything else is made again.
+A package is code, and whoever may write to its folder may run code of theirs. So it is used only where the folder and
+each file belong to this user (or root) and nobody else may write them, and where each file, with no other beside, has
+the hash in the folder's manifest. Files are read once: what was hashed is what runs. Anything else is made again.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 FORMAT = 1
-TRIES = 8  # times that another process may put something else into a place meanwhile
-TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)  # why a folder can't be renamed to a name
+TRIES = 8  # times that another process may put something else there meanwhile
+TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)  # errors of renaming a folder to a name that is taken
 
 
 @cache
 def own_hash() -> str:
-    """Of all that convgen generates packages from: its code, and its templates."""
+    """The hash of all that convgen generates packages from: its code, and its templates."""
     digest = hashlib.sha256(__version__.encode())
     for root, ending in ((PACKAGE, "*.py"), (data_file("templates"), "*")):
         for path in sorted(root.rglob(ending)):
@@ -49,10 +49,10 @@ def own_hash() -> str:
 
 
 def key_of(said: object, tensors: Mapping[str, Tensor]) -> str:
-    """What a package is known by: convgen's own code, what it was compiled from, and values that are in it.
+    """The key of a package: a hash of convgen's own code, of what the package was compiled from, and of values in it.
 
     Args:
-        said: its text says all that the package depends on (graph, grid, algorithm).
+        said: an object whose repr has all that the package depends on (graph, grid, algorithm).
     """
     digest = hashlib.sha256(f"{own_hash()}\0{said!r}".encode())
     for name, tensor in sorted(tensors.items()):
@@ -68,7 +68,7 @@ def _raw(tensor: Tensor) -> bytes:
 
 
 def cached(name: str, key: str, kind: str = "networks") -> Path:
-    """Where something is kept: CACHE/KIND/NAME_KEY."""
+    """The folder where something is kept: CACHE/KIND/NAME_KEY."""
     return cache_folder() / kind / f"{name}_{key}"
 
 
@@ -76,13 +76,13 @@ def cached(name: str, key: str, kind: str = "networks") -> Path:
 
 
 class _UnsoundError(Exception):
-    """Why a folder is not what was written."""
+    """A folder is not what was written; the text says why."""
 
 
 def kept(folder: Path) -> dict[str, bytes] | None:
-    """The files of a folder by name, as `keep` wrote them; None where it has none.
+    """The files of a folder by name, as `keep` wrote them; None where the folder is not there.
 
-    Warns (CacheWarning) where something else is there: what differs from what was written.
+    Warns (CacheWarning) where something else is there, with what differs from what was written.
     """
     try:
         return _read(folder)
@@ -93,7 +93,7 @@ def kept(folder: Path) -> dict[str, bytes] | None:
 
 
 def _read(folder: Path) -> dict[str, bytes] | None:
-    """Raises _UnsoundError."""
+    """The files of a folder; raises _UnsoundError."""
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -141,7 +141,7 @@ def _manifest(name: str, files: Mapping[str, bytes]) -> bytes:
 
 
 def _difference(text: bytes, name: str, files: Mapping[str, bytes]) -> str:
-    """What is not as the manifest says."""
+    """The first difference from the manifest, as a sentence."""
     try:
         hashes: dict[str, str] = dict(json.loads(text)["files"])
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -160,10 +160,10 @@ def _difference(text: bytes, name: str, files: Mapping[str, bytes]) -> str:
 
 
 def keep(folder: Path, files: Mapping[str, bytes]) -> Path:
-    """Put files into the cache in the place of what is there. Ranks and processes may do so at once: all write alike.
+    """Put files into the cache in place of what is there. Ranks and processes may do so at once: all write the same.
 
     Returns:
-        Where they are: the folder; or where that can't be (CacheWarning says why), one that is gone with this process.
+        Where they are: the folder; or, where that can't be written (CacheWarning says why), one gone with this process.
     """
     why = put(folder, files)
     if not why:
@@ -176,7 +176,7 @@ def keep(folder: Path, files: Mapping[str, bytes]) -> Path:
 
 
 def put(folder: Path, files: Mapping[str, bytes]) -> str:
-    """Put files into the cache as `keep` does; gives why that can't be, or nothing."""
+    """Put files into the cache as `keep` does; gives the reason where that can't be, else ""."""
     try:
         _put(folder, files)
         return "" if _read(folder) == files else "it has something else by now"
@@ -212,7 +212,7 @@ def _put(folder: Path, files: Mapping[str, bytes]) -> None:
 
 @cache
 def _private() -> Path:
-    """A folder of this process alone."""
+    """A folder of this process alone, removed at its end."""
     made, owner = Path(tempfile.mkdtemp(prefix="convgen-packages-")), os.getpid()
 
     def remove() -> None:

@@ -1,14 +1,14 @@
-"""Packages of networks on disk: all of their files, written at once or not at all; and loaded.
+"""Packages of networks on disk: all files are written at once or none; and loading packages.
 
 | file | what |
 |---|---|
 | `__init__.py`, `network.py` | what is imported |
 | `schedule.txt`, `volume.json` | the program, and the bytes that each of its steps sends |
-| `_convgen_runtime_HASH.py` | what all packages do alike |
+| `_convgen_runtime_HASH.py` | the runtime, the same for all packages |
 | `convolution_N.py` | kernels of a GPU's convolutions |
-| `norm_N.py` | kernels of a GPU's norms, and of what stands behind them |
+| `norm_N.py` | kernels of a GPU's norms, and of the rows behind them |
 | `chain_N.py` | kernels of a GPU's rows element by element |
-| `ordered_sums.py`, `draws.py` | a GPU's kernels of sums of what ranks have sent, and of what is drawn |
+| `ordered_sums.py`, `draws.py` | a GPU's kernels that sum what ranks have sent, and that draw random numbers |
 | `constants.pt` | tensors that no initialisation makes, where there are some |
 """
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CONSTANTS = "constants.pt"
-IDLE = "idle_axes.txt"  # in the cache: what is said of axes that split nothing, whenever the package is taken from it
+IDLE = "idle_axes.txt"  # in the cache: the warning about idle axes, given whenever the package is taken from there
 OWN = frozenset({"__init__.py", "network.py", "schedule.txt", "volume.json", CONSTANTS, "__pycache__"})
 GENERATED = re.compile(rf"(?:_convgen_runtime_\w+|convolution_\d+\w*|norm_\d+|chain_\d+|{'|'.join(FILES)})\.py")
 SAYS_FORMAT = re.compile(rb"^FORMAT = ([0-9]{1,9})$", re.MULTILINE)
@@ -58,7 +58,7 @@ def files_of(compiled: CompiledNetwork, tensors: Mapping[str, Tensor]) -> dict[s
 
 
 def with_constants(package: ModuleType, tensors: Mapping[str, Tensor]) -> dict[str, bytes]:
-    """The files of a package that was loaded from the cache, with other values of its constants."""
+    """The files of a package that was loaded from the cache, with other values for its constants."""
     _, files = CHECKED.packages[package.__name__]
     return {**files, CONSTANTS: _saved(tensors)}
 
@@ -72,7 +72,7 @@ def _saved(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def check_package(folder: Path, option: str) -> None:
-    """Refuse a folder that convgen has not made, or where something else has been put beside what it made.
+    """Refuse a folder that convgen has not made, or that has other files beside what convgen made.
 
     Raises:
         InputError: names the folder and what would be lost.
@@ -96,7 +96,7 @@ def check_package(folder: Path, option: str) -> None:
 
 
 def write_package(folder: Path, files: Mapping[str, bytes], option: str) -> None:
-    """Write a package in the place of the one that is there: whole, or not at all.
+    """Write a package in place of the one that is there: all of it, or nothing.
 
     Raises:
         InputError: the folder is not convgen's, or can't be written.
@@ -133,10 +133,10 @@ def load_package(folder: Path, name: str = "", files: Mapping[str, bytes] | None
     """Import a package from its folder.
 
     Args:
-        name: in sys.modules; by default one that no other package has. What is loaded under it is given back.
-        files: what its files have been found to be: these are run and read, whatever the folder has by now.
+        name: its name in sys.modules; by default one that no other package has. A package loaded by that name is given.
+        files: the contents of its files as they were checked: these are run and read, whatever the folder has by now.
     Raises:
-        InputError: it is of a newer format.
+        InputError: the package has a newer format.
     """
     _check_format(folder, files)
     name = name or f"_convgen_{folder.name}_{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]}"
@@ -161,7 +161,7 @@ def load_package(folder: Path, name: str = "", files: Mapping[str, bytes] | None
 
 
 def _check_format(folder: Path, files: Mapping[str, bytes] | None) -> None:
-    """Raises InputError: a newer convgen made it."""
+    """Raises InputError: a newer convgen made the package."""
     network = folder / "network.py"
     text = files["network.py"] if files is not None else network.read_bytes() if network.is_file() else b""
     found = SAYS_FORMAT.search(text)
@@ -171,7 +171,7 @@ def _check_format(folder: Path, files: Mapping[str, bytes] | None) -> None:
 
 
 class _Loader(SourceFileLoader):
-    """Runs what was read before, and compiles it itself."""
+    """Compiles and runs files that were read before."""
 
     def __init__(self, fullname: str, path: str, files: Mapping[str, bytes]) -> None:
         super().__init__(fullname, path)
@@ -184,11 +184,11 @@ class _Loader(SourceFileLoader):
         return self.files[name]
 
     def path_stats(self, path: str) -> Mapping[str, Any]:
-        raise OSError(path)  # so compiled files beside it are neither read nor written
+        raise OSError(path)  # so that no compiled file beside it is read or written
 
 
 class _Finder(MetaPathFinder):
-    """Parts of packages whose files were read before; nothing else is found in their folders."""
+    """Finds parts of packages whose files were read before, and nothing else in their folders."""
 
     def __init__(self) -> None:
         self.packages: dict[str, tuple[Path, Mapping[str, bytes]]] = {}
@@ -203,7 +203,7 @@ class _Finder(MetaPathFinder):
         loader = _Loader(fullname, str(folder / file), files)
         spec = importlib.util.spec_from_file_location(fullname, folder / file, loader=loader)
         if spec is not None and spec.submodule_search_locations:
-            spec.submodule_search_locations.clear()  # where others would look
+            spec.submodule_search_locations.clear()  # where other finders would look
         return spec
 
 

@@ -5,7 +5,7 @@
     model = convgen.parallelize(module, (torch.zeros(8, 3, 64, 64),), {"N": 2, "H": 2})
 
 Exports and packages are kept in the cache folder (CONVGEN_CACHE): exports by the module's fingerprint (exports/),
-packages by what they were compiled from and by convgen's own content. What the cache lacks one rank makes; the others
+packages by what they were compiled from and by convgen's own content. One rank makes what the cache lacks; the others
 take it from there.
 """
 
@@ -70,36 +70,36 @@ def from_torch(
     """The generated package of a module, imported: Network, init_mesh, scatter, gather, SPEC, SCHEDULE, VOLUME.
 
     Args:
-        module: its mode and its values stay as they are; none is in the package but constants, and what no
-            initialisation of torch's makes.
+        module: its mode and its values stay as they are; the package has none of its values but constants, and those
+            that no initialisation of torch makes.
         example_inputs: the arguments of its forward, whole: a tuple, a dict by name, or (args, kwargs); extent 0 of the
-            first tensor counts samples. Of lists, tuples, dicts and dataclasses each tensor is an input, such as
-            batch_image and xs_0; of those that the module gives, an output. Numbers and texts are built in.
-        grid: axes that are letters N, C, F, D, H, W, and their ranks: {"N": 2, "H": 2}, or "N=2,H=2"; or a share for
-            each rank, in which proportion the axis splits: {"H": [3, 5]}, or "H=3:5". By default N over all ranks of
-            the default process group.
-        algorithm: a named one; auto: every value and row as the search for the least modelled seconds finds, whatever
-            the axes are called; by default the named one with the grid's letters.
-        machine: a name or a machine file, for which it is chosen what travels meanwhile, and which `auto` models; by
-            default one of the target's kind.
-        statistics: of batch norms in training: of the whole batch (global), of a sample's ranks' samples (spatial), or
-            of a rank's block (local); the running ones are the parts' average.
-        reduce_dtype: float32, bfloat16 or float16, in which parameters' gradients travel to be summed over ranks, in
-            float32; by default each in its parameter's own type, which gradients have then in any case.
-        autocast: bfloat16 or float16: what will be run is under torch.autocast of this type, for which the layout is
-            chosen, and of which VOLUME, prices, memory and a GPU's kernels are; it is right under another, or none.
-        recompute: modules of the source that backward computes again, so that only what they take is kept.
+            first tensor counts samples. Each tensor in lists, tuples, dicts and dataclasses is an input, such as
+            batch_image and xs_0; in what the module gives, an output. Numbers and texts are built in.
+        grid: axes, which are letters N, C, F, D, H, W, with their ranks: {"N": 2, "H": 2}, or "N=2,H=2"; or with a
+            share for each rank, so that blocks have these proportions: {"H": [3, 5]}, or "H=3:5". By default N over all
+            ranks of the default process group.
+        algorithm: a named one; auto: the layout with the least modelled seconds that the search finds, whatever the
+            axes are called; by default the named one with the grid's letters.
+        machine: a name or a machine file, for which overlap is chosen, and which `auto` models; by default one of the
+            target's kind.
+        statistics: batch norms' statistics in training are of the whole batch (global), of the samples of the ranks
+            that share a sample (spatial), or of a rank's block (local); running statistics are the parts' average.
+        reduce_dtype: float32, bfloat16 or float16: the type in which parameters' gradients travel to be summed over
+            ranks, in float32; by default each parameter's own type. Gradients have the parameter's type in any case.
+        autocast: bfloat16 or float16: the network will run under torch.autocast of this type. The layout is chosen for
+            that, and VOLUME, prices, memory and a GPU's kernels are of these types; it is right under another, or none.
+        recompute: modules of the source that backward computes again, so that only their inputs are kept.
         target: cpu, or a GPU, as `cuda:sm_90` or `hip:gfx942`, whose convolutions are Triton's, tuned where
             `convgen tune` has measured them.
-        dtype: of floats, in the place of every type that the module's parameters, buffers, inputs and casts have; by
-            default each keeps its own. "tfloat32" is float32, multiplied as TF32 on a GPU.
-        name: of the network; by default the module's class's.
-        open: of inputs, extents that are known at run time only: by letter, T, D, H or W, the dimension's number, as
+        dtype: a floating-point type in place of all those that the module's parameters, buffers, inputs and casts have;
+            by default each keeps its own. "tfloat32" is float32, multiplied as TF32 on a GPU.
+        name: the network's; by default that of the module's class.
+        open: inputs' extents that are known at run time only: by letter, T, D, H or W, the dimension's number, as
             {"z": {"H": 2, "W": 3}}; calls say them, `model(z, sizes={"H": 33, "W": 20})`, and sizes for which the
             module computes something else are refused.
     Raises:
-        InputError: the module can't be traced, or not be right on many ranks; an axis that is no letter; an extent that
-            can't be open.
+        InputError: the module can't be traced, or can't be right on many ranks; an axis is no letter; an extent can't
+            be open.
     Example:
         >>> import torch
         >>> net = from_torch(torch.nn.Conv2d(3, 8, 3, padding=1), (torch.zeros(4, 3, 8, 8),), grid="N=2,H=2")
@@ -142,28 +142,29 @@ def parallelize(
     """A module on many ranks, with the module's weights and in its mode. Every rank calls this.
 
     Args:
-        example_inputs: as of `from_torch`.
+        example_inputs: as in `from_torch`.
         mesh_or_grid: a DeviceMesh whose axes are letters, or a grid, whose mesh is made of the process group.
-        algorithm, machine: as of `from_torch`.
-        whole: it takes whole tensors on every rank, as the module's forward does, and gives whole tensors, both in the
-            module's own containers; else it is the package's Network, which takes and gives this rank's blocks.
+        algorithm, machine: as in `from_torch`.
+        whole: whether it takes whole tensors on every rank, as the module's forward does, and gives whole tensors, both
+            in the module's own containers; else it is the package's Network, which takes and gives this rank's blocks.
         parameters: blocks: Blocks throughout, with which more training scripts run as they are (docs/torch.md, Training
             scripts); or dtensors, and Blocks where DTensor can't say the layout.
-        seed: of dropout's masks and of noise; by default drawn from torch's generator of the first rank.
-        weights: same: those of every rank's module, which have to be alike; rank 0: those of the mesh's first rank.
-        statistics, reduce_dtype, autocast, recompute: as of `from_torch`.
-        target: as of `from_torch`; by default what the mesh, or the process group, is for.
-        dtype: as of `from_torch`; the module's values are converted when they are taken, the module stays as it is.
+        seed: for dropout's masks and for noise; by default drawn from torch's generator of the first rank.
+        weights: same: those of every rank's module, which have to be equal; rank 0: those of the mesh's first rank.
+        statistics, reduce_dtype, autocast, recompute: as in `from_torch`.
+        target: as in `from_torch`; by default what the mesh, or the process group, is for.
+        dtype: as in `from_torch`; the module's values are converted when they are taken, the module stays as it is.
         process_group: whose ranks a grid's mesh is made of; by default the default one.
-        shares: by axis of a mesh a share for each rank, in which proportion the axis splits, as a grid has it.
-        open: as of `from_torch`; of a module in evaluation the network is of evaluation alone. Whole tensors say their
-            sizes themselves.
+        shares: by axis of a mesh, a share for each rank, so that blocks have these proportions, as in a grid.
+        open: as in `from_torch`; the network of a module in evaluation is then for evaluation alone. Whole tensors say
+            their sizes themselves.
     Returns:
-        An nn.Module: of every parameter this rank's block, under the module's own names; `load_full`,
-        `full_state_dict`, `full_gradients` as of a generated Network; the package is its `package`. A call that differs
-        from the example inputs in anything but tensors' values, the number of samples and open extents is refused.
+        An nn.Module with this rank's block of every parameter, under the module's own names; `load_full`,
+        `full_state_dict` and `full_gradients` are those of a generated Network; `package` is its package. A call that
+        differs from the example inputs in anything but tensors' values, the number of samples and open extents is
+        refused.
     Raises:
-        InputError: as of `from_torch`; or the ranks' modules have different weights.
+        InputError: as in `from_torch`; or the ranks' modules have different weights.
         RuntimeError: there is no process group.
     """
     check_statistics(statistics)
@@ -188,7 +189,7 @@ def how_of(
     dtype: torch.dtype | str | None,
     process_group: ProcessGroup | None,
 ) -> How:
-    """What several graphs on one mesh are compiled for, by arguments as of `parallelize`."""
+    """What to compile several graphs on one mesh for; arguments are those of `parallelize`."""
     axes, to = _where(mesh_or_grid, process_group, None, target)
     return How(axes, algorithm, None, "global", "", "", (), to, _name(dtype))
 
@@ -199,7 +200,7 @@ def _where(
     shares: Mapping[str, Sequence[int]] | None,
     target: str | None,
 ) -> tuple[dict[str, int], str]:
-    """Axes, and a target."""
+    """The axes, and the target."""
     given = isinstance(mesh_or_grid, (str, Mapping))
     if process_group is not None and not given:
         raise InputError("process_group= is what a grid's mesh is made of, and a mesh is given", hint="one of both")
@@ -215,7 +216,7 @@ def mesh_of(prepared: Prepared, mesh_or_grid: Any, process_group: ProcessGroup |
     return load_package(prepared[1], files=prepared[2]).init_mesh(**group)
 
 
-Prepared = tuple[Answer, Path, dict[str, bytes]]  # what a module computes, and its package's files
+Prepared = tuple[Answer, Path, dict[str, bytes]]  # what a module computes, its package's folder, and the files there
 
 
 def on_mesh(
@@ -249,8 +250,8 @@ def on_mesh(
 
 
 def _exported(question: Question) -> Exported:
-    """The graph of training, which is that of evaluation too where that works; else, and where extents are open, of
-    the module's mode."""
+    """The graph of training, if it is that of evaluation too; else, and with open extents, that of the module's
+    mode."""
     module, inputs = question.module, question.inputs
     how: dict[str, Any] = {"name": question.name, "source": f"{type(module).__module__}.{type(module).__qualname__}"}
     how |= {"opened": question.opened} if question.opened else {}
@@ -296,7 +297,7 @@ def _shared(axes: dict[str, int], shares: Mapping[str, Sequence[int]]) -> dict[s
 
 
 def target_of(where: Any) -> str:
-    """What a mesh or a process group is for; without any, what the default group is for."""
+    """The target that a mesh or a process group is for; without one, the target of the default group."""
     import torch
     import torch.distributed as dist
 
@@ -313,7 +314,7 @@ def target_of(where: Any) -> str:
 
 
 def ranks_of(mesh_or_grid: Any, axes: Mapping[str, int], process_group: ProcessGroup | None) -> tuple[int, ...]:
-    """The ranks of a mesh, which can meet before it is there; none where they can't, or where no mesh can be made."""
+    """The ranks of a mesh, which meet before there is a mesh; none where they can't, or where there can be no mesh."""
     import torch.distributed as dist
 
     if not dist.is_initialized():
@@ -329,10 +330,10 @@ def ranks_of(mesh_or_grid: Any, axes: Mapping[str, int], process_group: ProcessG
 
 
 def together(question: Question, how: How, ranks: Sequence[int]) -> Prepared:
-    """Exports and compiles on one rank of each cache that lacks the answer; elsewhere takes what it has kept.
+    """Export and compile on one rank of each cache that lacks the answer; other ranks take what that rank has kept.
 
     Raises:
-        InputError: what a rank that worked has found; on all of them.
+        InputError: what a rank that worked has found; raised on all ranks.
     """
     if len(ranks) < 2:
         return _alone(question, how)
@@ -355,7 +356,7 @@ def together(question: Question, how: How, ranks: Sequence[int]) -> Prepared:
 
 
 def _alone(question: Question, how: How) -> Prepared:
-    """From the cache or new."""
+    """The answer and the package, from the cache or made new."""
     answer = question.known()
     if answer is None:
         answer = answer_of(_exported(question))
@@ -371,10 +372,10 @@ def _alone(question: Question, how: How) -> Prepared:
 
 @dataclass(frozen=True)
 class How:
-    """What a graph is compiled for.
+    """What to compile a graph for.
 
     Attributes:
-        stored: of each input, in order, the axes that split its dimensions; (): as the grid's letters say.
+        stored: by input, in order, the axes that split its dimensions; (): as the grid's letters say.
         caches: as a graph has them (streams.py).
     """
 
@@ -391,7 +392,7 @@ class How:
     caches: tuple[str, ...] = ()
 
     def typed(self, answer: Found) -> Found:
-        """An answer, if there is one, in the type that is asked for."""
+        """The answer in the type that is asked for; None for none."""
         return answer if answer is None or not self.dtype else answer.of_type(self.dtype)
 
     @property
@@ -399,7 +400,7 @@ class How:
         return read_target(self.target).for_networks()
 
     def folder(self, answer: Answer, tensors: Mapping[str, Tensor]) -> Path:
-        """Where the package is kept."""
+        """The folder in which the package is kept."""
         chosen = load_machine(self.machine) if self.machine is not None else None
         key = (answer.text, tuple(self.axes.items()), self.algorithm, self.statistics, self.reduce_dtype, self.autocast)
         key = (*key, *([repr(chosen)] if chosen else []), *self.recompute, *([self.stored] if self.stored else []))
@@ -409,7 +410,7 @@ class How:
         return cached(answer.name, key_of(key, tensors))
 
     def compiled(self, answer: Answer) -> dict[str, bytes]:
-        """The package's files, and what is said of idle axes."""
+        """The package's files, with the lines about idle axes."""
         said = ", ".join(repr(one) for one in (self.axes, self.algorithm, self.machine) if one)
         said += f", statistics={self.statistics!r}" * (self.statistics != "global")
         said += f", reduce_dtype={self.reduce_dtype!r}" * bool(self.reduce_dtype)

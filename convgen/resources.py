@@ -1,4 +1,4 @@
-"""The files that convgen ships beside its code: templates/ and tuning/.
+"""Files that convgen ships beside its code: templates/ and tuning/.
 
 In a checkout they stand next to the package, where people look for them; a wheel has them in convgen/_data.
 """
@@ -19,8 +19,8 @@ def data_file(*parts: str, package: Path = PACKAGE) -> Path:
         parts: templates or tuning, and the path below it.
         package: folder of the installed package, for tests.
     Raises:
-        InternalError: the file is not there; the message says where it was looked for. What a user names
-            (a machine, say) is looked up in the folder's listing instead.
+        InternalError: the file is missing; the message says where it was looked for. A name that a user gives, such as
+            a machine's, is looked up in the folder's listing instead.
     """
     places = (package / "_data", package.parent)
     for place in places:

@@ -4,8 +4,8 @@
     image = served(z)                     # on every rank, for any height and width
     print(served.choices)                 # which layout each size has been given, and why
 
-Several layouts share one set of parameters, and each size is run in the one that takes the least modelled seconds of
-those that fit. What a size takes is counted before: the package's steps run on tensors without memory.
+Several layouts share one set of parameters. Each size runs in the layout with the least modelled seconds among those
+that fit. What a size takes is known before it runs: the package's steps run on tensors without memory.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
-SEVERAL = 4  # ranks of which a layout splits two extents
+SEVERAL = 4  # ranks from which on a layout splits two extents
 
 
 def serve(
@@ -58,24 +58,27 @@ def serve(
 
     Args:
         module_or_method: a module, or a bound method of one, as `vae.decode`; its mode and its values stay as they are.
-        examples: whole arguments, as of `parallelize`.
-        open: of inputs, extents that are known at run time only: by letter the dimension's number, as
+        examples: whole arguments, as in `parallelize`.
+        open: inputs' extents that are known at run time only: by letter the dimension's number, as
             {"z": {"H": 2, "W": 3}}. The number of samples is open, too, wherever the module allows it.
-        group: the ranks that serve, by default all. Messages go through process groups of convgen's own, so others may
-            use this one meanwhile.
-        dtype: of floats, as of `parallelize`; inputs are to have it.
-        layouts: grids whose axes are letters, as "H=4" or "H=2,W=2", each of as many ranks as the group has or of a
-            divisor of that: then several parts of the group compute the same. By default each open extent over all
-            ranks, two of them over four ranks or more, and one rank for all.
-        whole: it takes and gives whole tensors on every rank; else blocks, of the layout that `at(**sizes)` says.
+        group: the ranks that serve, by default all. Messages go through process groups of convgen's own, so that others
+            may use this group meanwhile.
+        dtype: a floating-point type, as in `parallelize`; inputs must have it.
+        layouts: grids whose axes are letters, as "H=4" or "H=2,W=2". Each has as many ranks as the group, or a divisor
+            of
+            that: then several parts of the group compute the same. By default each open extent over all ranks; with
+                four
+            ranks or more, two extents over all ranks; and one rank for everything.
+        whole: whether it takes and gives whole tensors on every rank; else blocks, of the layout that `at(**sizes)`
+            says.
         machine: a name or a machine file, by which seconds are modelled; by default one of the device's kind.
-        limit_bytes: of tensors that a call may make at a time on a rank, beside parameters and inputs, the same on all
-            ranks: a layout that takes more is not chosen, and a size that fits in none is refused on all ranks, before
-            it allocates.
-        name: of the network; by default the class's.
+        limit_bytes: the most bytes of tensors that a call may have at a time on a rank, beside parameters and inputs;
+            the same on all ranks. A layout that takes more is not chosen; a size that fits in none is refused on all
+            ranks, before anything is allocated.
+        name: the network's; by default that of the class.
     Raises:
-        InputError: as of `parallelize`; a layout that the group's ranks can't have, or whose parameters would lie in
-            other blocks than the first one's.
+        InputError: as in `parallelize`; the group's ranks can't have a layout, or its parameters would lie in other
+            blocks than the first layout's.
     """
     module = module_or_method
     if inspect.ismethod(module):
@@ -120,7 +123,7 @@ def serve(
 
 @dataclass(frozen=True)
 class Layout:
-    """A network on a grid: its generated package, this rank's mesh, and its module; all share parameters."""
+    """A network on a grid: its generated package, this rank's mesh, and the module; all layouts share parameters."""
 
     name: str
     package: Any
@@ -133,8 +136,8 @@ class Choice:
     """What a layout takes at some sizes.
 
     Attributes:
-        seconds: modelled, of the package's program at these sizes (by_sizes.py).
-        peak_bytes: of tensors at a time, beside parameters and inputs, on the fullest rank that was looked at.
+        seconds: the modelled seconds of the package's program at these sizes (by_sizes.py).
+        peak_bytes: the most bytes of tensors at a time, beside parameters and inputs, on the fullest rank looked at.
     """
 
     layout: str
@@ -162,9 +165,9 @@ class Served:
     """A module at any open extents, on the ranks of a group.
 
     Attributes:
-        layouts: those that there are; the first is on all ranks.
-        limit_bytes: as of `serve`; alike on all ranks.
-        choices: what was found for the sizes that have been called or asked for; printed, a line each.
+        layouts: all layouts; the first is on all ranks.
+        limit_bytes: as in `serve`; the same on all ranks.
+        choices: what was found for sizes that were called or asked for; printed, a line for each.
     """
 
     def __init__(
@@ -192,11 +195,12 @@ class Served:
         """The module's results.
 
         Args:
-            args, keywords: as the module's, whole; or, of blocks, this rank's of the layout `at(**sizes)`.
-            sizes: of blocks, N and other open extents by letter, where they aren't the examples'.
+            args, keywords: the module's, whole; or this rank's blocks, of the layout that `at(**sizes)` says.
+            sizes: for blocks, N and other open extents by letter, where they aren't the examples'.
         Raises:
-            ValueError, RuntimeError: on all ranks: they give different sizes; the module computes something else for
-                such sizes; these take more memory than may be taken.
+            ValueError, RuntimeError, on all ranks: ranks give different sizes; the module computes something else at
+            such
+                sizes; or these take more memory than allowed.
         """
         import torch
 
@@ -209,16 +213,16 @@ class Served:
             return layout.model(*args, sizes=sizes, **keywords)
 
     def at(self, **sizes: int) -> Layout:
-        """The layout in which these sizes are run: a function of the sizes alone, the same on all ranks.
+        """The layout in which these sizes run: a function of the sizes alone, the same on all ranks.
 
         Raises:
-            ValueError: the module computes something else for such sizes; or no layout fits into `limit_bytes`.
+            ValueError: the module computes something else at such sizes; or no layout fits into `limit_bytes`.
         """
         return self._chosen(self._opened(sizes))
 
     def peak_bytes(self, **sizes: int) -> int:
-        """The most bytes of tensors that a call of these sizes makes at a time on this rank, beside parameters, buffers
-        and what it is given; nothing of it is allocated, and nothing sent."""
+        """The most bytes of tensors that a call of these sizes has at a time on this rank, beside parameters, buffers
+        and its inputs; nothing of it is allocated, and nothing sent."""
         import torch
 
         with torch.no_grad():
@@ -226,7 +230,7 @@ class Served:
             return layout.model.peak_bytes(**sizes)
 
     def warm_up(self, shapes: Iterable[Mapping[str, int]]) -> None:
-        """Make ready what calls of these sizes, by letter, need; so many sizes stay ready."""
+        """Make ready what calls of these sizes, by letter, need; as many sizes stay ready."""
         import torch
 
         every = [dict(sizes) for sizes in shapes]
@@ -244,7 +248,7 @@ class Served:
         return known
 
     def _agreed(self, args: Sequence[Any], keywords: Mapping[str, Any], sizes: Mapping[str, int] | None) -> Layout:
-        """The layout of a call, when all ranks have come with the same sizes, and found the same layout for them."""
+        """The layout of a call, once all ranks have come with the same sizes and found the same layout for them."""
         first, fault = self.layouts[0], None
         net = first.package.NET
         facts: dict[str, object] = {}
@@ -271,7 +275,7 @@ class Served:
         return self._read()
 
     def _choose(self, known: tuple[int, ...]) -> list[Choice]:
-        """What layouts take, the one with the least modelled seconds of those that fit first."""
+        """What each layout takes; first the one with the least modelled seconds among those that fit."""
         if known not in self.choices:
             sizes = dict(zip(self.choices.letters, known, strict=True))
             peaks = {one.name: self._peak(one, known) for one in self.layouts}
@@ -291,8 +295,8 @@ class Served:
         return found
 
     def _peak(self, layout: Layout, known: tuple[int, ...]) -> int:
-        """On the rank of the first blocks, which have the most rows; where memory is short on those of the middle and
-        of the ends, too, whose halos are others."""
+        """A layout's most bytes on the rank of the first blocks, which have the most rows; under a limit also on ranks
+        of the middle and of the ends, whose halos differ."""
         import torch
 
         grid = layout.package.NET.grid
@@ -311,7 +315,7 @@ class Served:
 
 
 class _Once(Question):
-    """A question whose answer is kept here, too: it is asked for each layout."""
+    """A question that remembers its answer: it is asked for each layout."""
 
     def known(self) -> Answer | None:
         return vars(self).get("answer") or super().known()
@@ -338,7 +342,7 @@ def _with_method(method: Any) -> Any:
 
 @contextmanager
 def _evaluating(module: Any) -> Generator[None]:
-    """A module in evaluation; afterwards its parts are in the modes in which they were."""
+    """A module in evaluation; afterwards its parts have the modes that they had."""
     modes = [(one, one.training) for one in module.modules()]
     try:
         for one, _ in modes:
@@ -368,7 +372,7 @@ def _axes(text: str) -> dict[str, Any]:
 
 
 def _usual(opened: Opened, ranks: int) -> list[dict[str, Any]]:
-    """Each open extent over all ranks, two over several ranks, and one rank for all."""
+    """Each open extent over all ranks; two extents over several ranks; and one rank for everything."""
     letters = [letter for letter in LETTERS if any(letter in dims for dims in opened.values())] or ["N"]
     found: list[dict[str, Any]] = [{letter: ranks} for letter in letters]
     outer = next((p for p in range(int(ranks**0.5), 1, -1) if ranks % p == 0), 1)
@@ -398,7 +402,7 @@ def _text(axes: Mapping[str, Any]) -> str:
 
 
 def _where(count: int, ranks: Sequence[int], group: Any) -> dict[str, Any]:
-    """Of a mesh of so many ranks: the whole group, or the part of it in which this rank is."""
+    """Arguments for a mesh of so many ranks: the whole group, or the part of it that has this rank."""
     import torch.distributed as dist
 
     if count == len(ranks):
@@ -408,10 +412,10 @@ def _where(count: int, ranks: Sequence[int], group: Any) -> dict[str, Any]:
 
 
 def _sharing(first: Any, package: Any, mesh: Any, call: Call, text: str, *, whole: bool) -> Any:
-    """A network on another grid, with the parameters and buffers of a first one.
+    """A network on another grid, with the first network's parameters and buffers.
 
     Raises:
-        InputError: its blocks of them are others.
+        InputError: it stores them in other blocks.
     """
     import torch
 

@@ -1,13 +1,13 @@
-"""A video chunk after chunk on many ranks: two graphs on one set of weights, and caches that stay where they are.
+"""A video, chunk after chunk, on many ranks: two graphs with one set of weights, and caches that stay where they are.
 
     first, steady = convgen.stream(model, (x[:, :, :1],), (x[:, :, 1:5],), {"H": 2, "W": 2})
     y, state = first(x[:, :, :1])
     y, state = steady(x[:, :, 1:5], state)
     y, state = steady(x[:, :, 5:9], state)
 
-A state holds of each cache this rank's block, with the rows around it that the next chunk's convolutions read: they
-came when the frames were new, and are not sent again. It is never gathered, and may be used again: what is made of it
-is another state.
+A state holds this rank's block of each cache, with the rows around it that the next chunk's convolutions read: these
+rows came when the frames were new, and are not sent again. A state is never gathered. It may be used again: what is
+made from it is another state.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 CACHES = "caches"  # the argument of a stream's forward
-KEPT = 16  # sizes whose boxes are kept
+KEPT = 16  # sizes whose boxes are remembered
 Sizes = tuple[int, ...]  # the number of samples, and other open extents
 
 
@@ -50,23 +50,23 @@ def stream(
     process_group: ProcessGroup | None = None,
     open: Opened | None = None,
 ) -> tuple[Chunk, Chunk]:
-    """A module that takes and gives caches, for the first chunk and for those that follow. Every rank calls this.
+    """A module that takes and gives caches, for the first chunk and for later ones. Every rank calls this.
 
     Args:
         module: its mode and values stay as they are.
-        first, steady: example arguments of the first chunk and of a later one, without caches; as of `from_torch`.
-        mesh_or_grid, algorithm, whole, dtype, target, process_group: as of `methods`.
-        forward: a function of the module, the chunk's arguments and `caches=None`, that gives what it makes of the
-            chunk, and caches for the next one: tensors in tuples, lists or dicts, of the same shapes after every chunk;
-            None stands for one that is zeros yet. By default the module's own forward; "decode" or "encode" of a VAE of
-            diffusers (docs/streaming.md).
-        open: of a chunk's arguments, extents that are known at run time only, by letter the dimension's number, as
-            {"z": {"H": 3, "W": 4}}; those of caches follow. A state is of the sizes of its chunks.
+        first, steady: example arguments of the first chunk and of a later one, without caches; as in `from_torch`.
+        mesh_or_grid, algorithm, whole, dtype, target, process_group: as in `methods`.
+        forward: a function of the module, the chunk's arguments and `caches=None`. It gives what it makes of the chunk,
+            and caches for the next one: tensors in tuples, lists or dicts, of the same shapes after every chunk; None
+            stands for a cache that is still zeros. By default the module's own forward; "decode" or "encode" for a VAE
+            of diffusers (docs/streaming.md).
+        open: extents of a chunk's arguments that are known at run time only, by letter the dimension's number, as
+            {"z": {"H": 3, "W": 4}}; the caches' follow. A state has the sizes of its chunks.
     Returns:
-        Two that are called with a chunk: `y, state = first(x)`, `y, state = steady(x, state)`; without gradients. Their
-        `weights` is an nn.Module with the parameters and buffers of both, as of `methods`.
+        Two callables, for chunks: `y, state = first(x)`, `y, state = steady(x, state)`; without gradients. Their
+        `weights` is an nn.Module with the parameters and buffers of both, as from `methods`.
     Raises:
-        InputError: as of `methods`; forward takes no caches, or gives others after another chunk; or a VAE has none.
+        InputError: as in `methods`; forward takes no caches, or gives other ones after another chunk; a VAE has none.
     """
     how = how_of(mesh_or_grid, algorithm, target, dtype, process_group)
     asked = graphs(module, first, steady, how, forward, open)
@@ -83,7 +83,7 @@ def graphs(
     forward: str | Callable[..., Any] | None = None,
     opened: Opened | None = None,
 ) -> dict[str, Asked]:
-    """What is exported of a stream; as of `stream`."""
+    """What to export of a stream, by "first" and "steady"; arguments are those of `stream`."""
     function = adapter(module, forward) if isinstance(forward, str) else forward or type(module).forward
     if CACHES not in inspect.signature(function).parameters:
         fact = f"{type(module).__name__}: its forward takes no caches: {inspect.signature(function)}"
@@ -102,7 +102,7 @@ def graphs(
 def chunks(
     module: torch.nn.Module, asked: Mapping[str, Asked], packages: Mapping[str, Prepared], mesh: Any, *, whole: bool
 ) -> tuple[Chunk, Chunk]:
-    """A stream on a mesh."""
+    """A stream on a mesh, as the two callables of `stream`."""
     networks = on_one_set(asked, packages, mesh)
     weights = one_set(module, networks)
     both = Both(type(module).__name__, networks["first"], networks["steady"], whole)
@@ -110,7 +110,7 @@ def chunks(
 
 
 class Zeros(NamedTuple):
-    """Caches as a chunk that isn't the first one takes them: their containers, and tensors of their shapes."""
+    """Caches as a later chunk takes them: their containers, and tensors of their shapes."""
 
     tree: Any
     examples: dict[str, Tensor]
@@ -119,10 +119,10 @@ class Zeros(NamedTuple):
 def _following(
     module: Any, function: Callable[..., Any], first: Sequence[Any], steady: Sequence[Any], zeros: Zeros, opened: Opened
 ) -> Opened:
-    """What is open of a later chunk: its arguments' extents, and those of caches that follow from them.
+    """The open extents of a later chunk: its arguments', and those of caches, which follow from them.
 
     Raises:
-        InputError: as of `_caches`; no chunk of twice the example's extents can be made.
+        InputError: as in `_caches`; or no chunk of twice the example's extents can be made.
     """
     names = [n for n in inspect.signature(function).parameters if n != CACHES][1:]
     if unknown := [n for n in opened if n not in names]:
@@ -146,7 +146,7 @@ def _following(
 
 
 def _caches(module: Any, function: Callable[..., Any], first: Sequence[Any], steady: Sequence[Any]) -> Zeros:
-    """Raises InputError: caches of one chunk aren't as those of the next one."""
+    """Caches of the first chunk. Raises InputError: those of a later chunk differ from them."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.utils._pytree import tree_map
@@ -193,12 +193,12 @@ def _two(name: str, made: Any) -> Any:
 
 
 class State:
-    """Caches of a stream after a chunk, as this rank has them.
+    """A stream's caches after a chunk, as this rank has them.
 
     Attributes:
-        sizes: the number of samples, and other open extents, of the chunk.
-        number: of the states of its stream, in the order in which they were made.
-        blocks: by cache this rank's block, with the rows around it where it is in `halos`.
+        sizes: the chunk's number of samples, and other open extents.
+        number: the state's number, in the order in which the stream's states were made.
+        blocks: by cache, this rank's block; with the rows around it, where the cache is in `halos`.
     """
 
     def __init__(self, of: Both, sizes: Sizes, number: int, blocks: dict[str, Tensor], halos: tuple[str, ...]) -> None:
@@ -206,7 +206,7 @@ class State:
 
     @property
     def bytes(self) -> int:
-        """What it takes of this rank's memory."""
+        """Bytes of this rank's memory that it takes."""
         return sum(t.numel() * t.element_size() for t in self.blocks.values())
 
     def __repr__(self) -> str:
@@ -217,8 +217,8 @@ class Both:
     """What the two graphs of a stream have in common.
 
     Attributes:
-        inputs: of the second graph, names of its caches by their place.
-        states: how many have been made.
+        inputs: by a cache's place, the name of the second graph's input for it.
+        states: how many states have been made.
     """
 
     def __init__(self, name: str, first: Any, steady: Any, whole: bool) -> None:
@@ -227,7 +227,7 @@ class Both:
         self._boxes: dict[Sizes, Mapping[str, Any]] = {}
 
     def boxes(self, sizes: Sizes) -> Mapping[str, Any]:
-        """Of caches of which a later chunk fetches rows, where they lie with these, by rank."""
+        """By cache of which a later chunk fetches rows, where it lies with these rows, by rank."""
         if sizes not in self._boxes:
             if len(self._boxes) == KEPT:
                 del self._boxes[next(iter(self._boxes))]
@@ -240,8 +240,8 @@ class Chunk:
     """One of the two graphs of a stream.
 
     Attributes:
-        network: as of `parallelize(..., whole=False)`; `package`: its package.
-        weights: those of both graphs.
+        network: the network as from `parallelize(..., whole=False)`; `package`: its package.
+        weights: the weights of both graphs.
     """
 
     def __init__(self, both: Both, network: Any, weights: Any) -> None:
@@ -255,7 +255,7 @@ class Chunk:
         self._refuse_other_layouts()
 
     def _refuse_other_layouts(self) -> None:
-        """Raises InputError: a cache is no part of the block that a chunk ends with."""
+        """Raises InputError: a later chunk begins with blocks of a cache that no block at a chunk's end contains."""
         for path, name in self.both.inputs.items():
             if path in self.caches:
                 made, taken = self.package.NET.values[self.caches[path]][1], self.both.steady._net.values[name][1]
@@ -268,16 +268,16 @@ class Chunk:
     def __call__(
         self, *args: Any, batch: int | None = None, sizes: Mapping[str, int] | None = None
     ) -> tuple[Any, State]:
-        """What the module makes of a chunk, and the state behind it. Every rank of the mesh calls it.
+        """What the module makes of a chunk, and the state after it. Every rank of the mesh calls this.
 
         Args:
-            args: the chunk's arguments; of a later chunk the state before it, behind them. Whole tensors on every rank,
-                or with whole=False this rank's blocks.
-            batch: with whole=False the number of samples, where it is not the compiled one, or the state's;
-                `sizes`: other open extents of a first chunk, by letter.
+            args: the chunk's arguments; for a later chunk the state before it, as the last. Whole tensors on every
+                rank, or with whole=False this rank's blocks.
+            batch: with whole=False, the number of samples, where it is not the compiled one, or the state's; `sizes`:
+                other open extents of a first chunk, by letter.
         Raises:
-            InputError: no such arguments; a state of another stream, or of another number of samples.
-            RuntimeError: ranks give other states.
+            InputError: such arguments don't fit; or the state is another stream's, or of another number of samples.
+            RuntimeError: ranks give different states.
         """
         network, both = self.network, self.both
         try:
@@ -321,7 +321,7 @@ class Chunk:
         return filled(self.made, values), State(both, sizes, both.states, blocks, tuple(halos))
 
     def _own(self, out: str, value: Tensor, name: str, sizes: Sizes) -> Tensor:
-        """Of an output the block that a later chunk takes."""
+        """The block of an output that a later chunk takes."""
         mesh = self.network._mesh
         made, taken = (
             net.region(n, mesh, batch=sizes) for net, n in ((self.network._net, out), (self.both.steady._net, name))
@@ -330,7 +330,7 @@ class Chunk:
         return value[there].contiguous()
 
     def _zeros(self, name: str, sizes: Sizes) -> Tensor:
-        """Of a cache that is zeros yet, with the rows around it."""
+        """A cache that is still zeros, with the rows around it."""
         import torch
 
         of, boxes = self.both.steady, self.both.boxes(sizes)
@@ -378,8 +378,8 @@ class Chunk:
         return found
 
     def bytes_sent(self, state: State | None = None) -> int:
-        """Bytes that all ranks send for a chunk behind a state, of the compiled number of samples; without a state, of
-        caches without halos: what it would be if rows of cached frames were sent again."""
+        """Bytes that all ranks send for a chunk after this state, at the compiled number of samples. Without a state,
+        caches come without halos: what it would be if rows of cached frames were sent again."""
         halos = {self.both.inputs[path] for path in (() if state is None else state.halos)}
         steps = [*self.network._steps.forward, *self.network._steps.backward]
         kept = {line.key for line in steps if line.kind in ("fetch", "start", "wait") and halos & {*line.reads}}

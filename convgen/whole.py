@@ -1,4 +1,4 @@
-"""What `parallelize` gives: a package's Network, called as the module's forward is, or with blocks; and its copies."""
+"""What `parallelize` gives: a package's Network, called as the module's forward, or with blocks; and its copies."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Call:
-    """How a module is called, where whole tensors are taken and given.
+    """How to call a module that takes and gives whole tensors.
 
     Args:
-        name: the module's class's.
-        inputs, outputs: of the package, in its order.
-        results: the containers of what it gives; slots are the outputs' numbers.
+        name: that of the module's class.
+        inputs, outputs: names in the package, in its order.
+        results: the containers of its results; slots have the outputs' numbers.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Call:
 
 
 def model_class(package: Any, call: Call, *, whole: bool) -> type[Any]:
-    """The package's Network, that can be pickled; takes and gives whole tensors, or blocks."""
+    """The package's Network as a class that can be pickled; it takes and gives whole tensors, or blocks."""
     import torch
 
     base: Any = package.Network
@@ -79,7 +79,7 @@ def model_class(package: Any, call: Call, *, whole: bool) -> type[Any]:
             return filled(call.results, found)
 
         def compile_kernels(self, *args: Any, processes: int = 0, **keywords: Any) -> Any:
-            """As of a package's Network; what is given is as of a call, or nothing."""
+            """As of a package's Network; arguments are those of a call, or none."""
             if not (args or keywords):
                 return base.compile_kernels(self, processes=processes)
             inputs = call.arguments.tensors(args, keywords)
@@ -95,10 +95,10 @@ def model_class(package: Any, call: Call, *, whole: bool) -> type[Any]:
 
 
 def sizes_of(package: Any, inputs: Mapping[str, Tensor]) -> tuple[int | None, dict[str, int]]:
-    """The number of samples, where it is open, and other open extents by letter.
+    """The number of samples, where it is open, and other open extents by letter, as inputs have them.
 
     Raises:
-        InputError: inputs have several.
+        InputError: inputs disagree.
     """
     found: dict[str, dict[str, int]] = {}
     for name, x in inputs.items():
@@ -118,10 +118,10 @@ def sizes_of(package: Any, inputs: Mapping[str, Tensor]) -> tuple[int | None, di
 
 
 def _folders(package: Any) -> dict[str, tuple[str, bool]]:
-    """The packages that a pickled model wants, by their names: its own, and that which makes Blocks again.
+    """The packages that a pickled model needs, by name: its own, and the one that makes its Blocks again.
 
     Returns:
-        Where each is, and whether its files were checked when it was loaded.
+        By name, the package's folder, and whether its files were checked when it was loaded.
     """
     shared = sys.modules.get("_convgen_shared")
     homes: list[str] = [*getattr(shared, "homes", ())]
@@ -131,7 +131,7 @@ def _folders(package: Any) -> dict[str, tuple[str, bool]]:
 
 
 def _again(folders: Mapping[str, tuple[str, bool]], call: Call, whole: bool) -> Any:
-    """An empty model, of a package that is loaded again where it isn't: from its folder, or from this cache."""
+    """An empty model of a package; one that isn't loaded is loaded from its folder, or from this cache."""
     packages = [_loaded_again(name, Path(folder), checked) for name, (folder, checked) in folders.items()]
     kind: Any = model_class(packages[0], call, whole=whole)
     return kind.__new__(kind)

@@ -1,6 +1,6 @@
-"""What is kept of a row's local code for backward: asked of the operation, or of torch, on tensors without memory.
+"""What backward needs of a row's local code: the operation says it, or torch does, run on tensors without memory.
 
-Rows alike are asked once.
+Equal rows are asked for once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from convgen.late import torch
 from convgen.operations.autocast import taken_each
 from convgen.operations.row import At, Interval, Operation, standing
 
-Kept = tuple[str, int, int]  # operand | result | within, its number, bytes
+Kept = tuple[str, int, int]  # "operand", "result" or "within"; its number; bytes
 Stands = tuple[
     tuple[tuple[str, Interval], ...], tuple[tuple[Interval, ...], ...], tuple[tuple[Interval, ...], ...]
 ]  # an At
@@ -31,12 +31,12 @@ def kept_of(
     kinds: tuple[str, ...] = (),
     low: str = "",
 ) -> tuple[tuple[Kept, ...], dict[int, int]]:
-    """What local code saves, and results that are views of operands: result -> operand.
+    """What local code keeps for backward; and results that are views of operands: result -> operand.
 
     Args:
-        parts: that the rank computes at once; of several the results are put together.
+        parts: what the rank computes at once; the results of several parts are put together.
         grads: by operand, whether it wants a gradient.
-        early: the operand that strips are put together of.
+        early: the operand whose strips are put together.
         kinds: by operand how autocast takes it; `low`: its type, "" where it is off.
     """
     alike = tuple((_stands(part.at), part.reads, part.strip) for part in parts)
@@ -45,7 +45,7 @@ def kept_of(
 
 @lru_cache(maxsize=1 << 12)
 def spreads(operation: Operation, way: int) -> bool:
-    """Whether the gradient of its one operand is few numbers, each read at many places: a mean's, a sum's."""
+    """Whether an operation's only operand has a gradient of few numbers that are read at many places, as a mean has."""
     signature = operation.signatures[way]
     if len(signature.inputs) != 1:
         return False
@@ -86,7 +86,7 @@ def _asked(
             operands.append(torch.empty(shape, dtype=getattr(torch, dtype), device="meta"))
             if not (strip and k == early):
                 storage[_place(operands[-1])] = "operand", k
-        taken = taken_each(kinds, operands, narrow)  # what is cast is a tensor within
+        taken = taken_each(kinds, operands, narrow)  # a cast makes a tensor of its own, which counts as within
         given = [t.requires_grad_(grad) for t, grad in zip(taken, grads, strict=True)]
         runs.append((At(dict(blocks), windows, inside, low=narrow), given))
     saved: list[Any] = []
@@ -104,7 +104,7 @@ def _asked(
         else:
             with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, _same):
                 made = [t for at, given in runs for t in operation.local(way, at, *given)]
-    except (RuntimeError, NotImplementedError, ValueError, IndexError):  # without memory it can't run: all it has
+    except (RuntimeError, NotImplementedError, ValueError, IndexError):  # can't run without memory: it keeps all it has
         both: list[Kept] = [("operand", k, 0) for k, g in enumerate(grads) if g]
         return (*both, *(("result", j, 0) for j in range(len(operation.signatures[way].results)))), {}
     aliases = dict[int, int]()

@@ -1,4 +1,4 @@
-"""What each axis of a grid splits of a program: rows' work, what they make, and parameters."""
+"""What each axis of a grid splits of a program: the work of rows, the values that they make, and parameters."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Splits:
     """What an axis splits.
 
     Attributes:
-        rows: whose work it splits.
-        activations: bytes of what rows make that lie in blocks over it, of all bytes that rows make; 0 to 1.
-        parameters: the same of parameters.
-        little: whether it is of rows that make a few numbers a channel, and of buffers, alone.
+        rows: how many rows' work it splits.
+        activations: of the bytes that rows make, the share that lies in blocks over the axis; 0 to 1.
+        parameters: share of parameters' bytes, likewise.
+        little: whether all that it splits is rows that make a few numbers a channel, and buffers.
     """
 
     ranks: int
@@ -29,12 +29,12 @@ class Splits:
 
     @property
     def idle(self) -> bool:
-        """Ranks that differ in this axis alone hold and compute the same, but for numbers of channels."""
+        """Whether ranks that differ in this axis alone hold and compute the same, but for numbers by channel."""
         return self.ranks > 1 and self.little and not self.parameters
 
 
 def split_shares(program: Program) -> dict[str, Splits]:
-    """By axis of the grid, in its order.
+    """What each axis splits, by name, in the grid's order.
 
     Example:
         >>> from convgen.algebra.grid import Grid

@@ -15,7 +15,7 @@ from convgen.algebra.redistribute import Conversion, Kind
 from convgen.cost.exchanges import exchange_traffic
 from convgen.cost.traffic import elements_received, elements_sent
 
-MANY, LAST = 256, 64  # ranks; tensors
+MANY, LAST = 256, 64  # on more ranks than MANY, conversions of the LAST tensors are remembered
 Counts = NDArray[np.int64]
 
 
@@ -30,13 +30,13 @@ Elements = TypeVar("Elements", int, Counts)
 
 
 def travelling(elements: Elements, c: Conversion) -> Elements:
-    """Of (count, mean, M2) of moments ranks know the counts."""
+    """Elements that travel: of moments, (count, mean, M2), ranks know the counts."""
     return elements // 3 * 2 if c.reduction == "merge" else elements
 
 
 @lru_cache(maxsize=1 << 16)
 def busiest(sets: IndexSets, kind: Kind, over: Axes, src: Layout, dst: Layout) -> tuple[int, int]:
-    """The most elements that a rank sends in a collective, and sends or receives; of an all-reduce those it holds."""
+    """The most elements that a rank sends in a collective, and sends or receives; in an all-reduce, that it holds."""
     if (plain := plainly(sets, src, dst)) is not None:
         return busiest(plain[0], kind, plain_axes(over, sets.grid), *plain[1:])
     held = _even(sets, src)
@@ -54,7 +54,7 @@ def busiest(sets: IndexSets, kind: Kind, over: Axes, src: Layout, dst: Layout) -
 
 
 def _even(sets: IndexSets, layout: Layout) -> int | None:
-    """Elements that each rank has, where all have as many by the block rule; else None."""
+    """Elements of each rank, where all ranks have as many by the block rule; else None."""
     if layout.has_window:
         return None
     count = sets.weight(layout.tensor)
@@ -77,7 +77,7 @@ def most_traffic(sets: IndexSets, src: Layout, dst: Layout, *, adds: bool) -> tu
 
 
 def _let_go(sets: IndexSets) -> None:
-    """Of what is on many ranks only the last few are kept: thousands of conversions would fill the memory."""
+    """Forget all but the last few tensors on many ranks: thousands of conversions would fill the memory."""
     if sets.grid.ranks > MANY:
         _last.pop(sets, None)
         _last[sets] = None
@@ -91,10 +91,10 @@ _last: dict[IndexSets, None] = {}
 
 @lru_cache(maxsize=1 << 14)
 def messages(sets: IndexSets, src: Layout, dst: Layout, *, adds: bool) -> tuple[Counts, Counts, Counts]:
-    """Of an exchange: (elements, sender, receiver) of every message.
+    """The messages of an exchange: elements, sender and receiver of each.
 
     Args:
-        adds: what ranks hold overlaps, and is added where it is stored.
+        adds: whether ranks hold overlapping parts, which are added where they are stored.
     """
     if (plain := plainly(sets, src, dst)) is not None:
         return messages(*plain, adds=adds)
@@ -104,7 +104,7 @@ def messages(sets: IndexSets, src: Layout, dst: Layout, *, adds: bool) -> tuple[
 
 
 def _flows(sets: IndexSets, src: Layout, dst: Layout, *, adds: bool) -> tuple[Counts, Counts]:
-    """Elements, [groups, from, to], and the ranks of each group."""
+    """Elements that ranks send each other, [groups, from, to], and the ranks of each group."""
     if not adds:
         members, flows = sets.flows(src, dst)
         return flows, members

@@ -143,7 +143,7 @@ def usable(kind: Kind, p: int) -> tuple[str, ...]:
 
 
 def seconds(kind: Kind, peers: Any, n: Any, alpha: Any, beta: Any, gamma: Any, algorithm: str = "ring") -> Any:
-    """Seconds of a conversion of which the slowest rank sends or receives n bytes; slices take none.
+    """Seconds of a conversion whose slowest rank sends or receives n bytes; slices take none.
 
     With uneven blocks the slowest rank decides: its bytes stand for (p-1)/p n of the forms above.
 

@@ -1,7 +1,7 @@
 """What ATen's convolutions on a CPU (oneDNN) hold beside their operands and results.
 
-Their kernels read and write blocks of 16 channels: x, y, dy and dx are copied to that order and back, channels that
-don't fill the last block padded. By what was measured of ATen's own (torch 2.13, one to three dimensions, AVX-512):
+These kernels read and write blocks of 16 channels: x, y, dy and dx are copied to that order and back, and the last
+block is padded. Measured beside ATen's own memory (torch 2.13, one to three dimensions, AVX-512):
 
 | call | most at a time, beside what is given |
 |---|---|
@@ -10,12 +10,12 @@ don't fill the last block padded. By what was measured of ATen's own (torch 2.13
 | dw | blocks of x, dy and dw |
 | dx and dw | dx, then what dw takes beside it |
 
-x of fewer than 16 channels is read as it is for y and dw, and a kernel of 1 without a stride needs no copies at all. A
-transposed convolution makes y of two more of its size. AVX2's kernels have blocks of 8: they pad less.
+An x of fewer than 16 channels is read as it is for y and dw, and a kernel of 1 without a stride needs no copies at all.
+A transposed convolution makes y from two more tensors of its size. AVX2's kernels have blocks of 8: they pad less.
 
-Of float64, which oneDNN lacks, ATen's own kernels write out in columns what each row of y reads: of all samples, but of
-one where taps are dilated, or a gradient goes through a transposed convolution; in one and two dimensions a group at a
-time, whose results are then put together.
+oneDNN has no float64. There ATen's own kernels write out, in columns, what each row of y reads: for all samples at
+once, or sample by sample where taps are dilated, or a gradient goes through a transposed convolution. In one and two
+dimensions they go group by group, and put the groups' results together.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ BLOCK = 16  # channels
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Elements of a rank's x and y; in blocks of channels; x as the kernels of y and dw read it, 0 if as it is; of w
-    in blocks."""
+    """Elements of a rank's x and y; of both in blocks of channels; of x as the kernels of y and dw read it, 0 where
+    they read it as it is; and of w in blocks."""
 
     x: int
     y: int
@@ -43,11 +43,11 @@ class Sizes:
 
 
 def copies(operation: Operation, x: tuple[int, ...], y: tuple[int, ...], w: tuple[int, ...], of_x: bool | None) -> int:
-    """Elements beside operands and results, at the highest point.
+    """The most elements that a convolution holds at once beside its operands and results.
 
     Args:
         x, y, w: shapes of a rank's blocks.
-        of_x: None: forward; else backward, whether dx is asked for.
+        of_x: None for forward; for backward, whether dx is asked for.
     """
     if operation.convolves is None:
         return 0
@@ -67,7 +67,7 @@ def copies(operation: Operation, x: tuple[int, ...], y: tuple[int, ...], w: tupl
 
 
 def columns(operation: Operation, x: tuple[int, ...], y: tuple[int, ...], w: tuple[int, ...], of_x: bool | None) -> int:
-    """As `copies`, of float64."""
+    """The same for float64, which oneDNN lacks: columns. Arguments are those of `copies`."""
     if operation.convolves is None:
         return 0
     _, conv = operation.convolves
@@ -84,11 +84,11 @@ def columns(operation: Operation, x: tuple[int, ...], y: tuple[int, ...], w: tup
 
 
 def columns_of_row(operation: Operation, first: tuple[int, ...], second: tuple[int, ...], made: tuple[int, ...]) -> int:
-    """As `columns`, of a gradient that is a row of its own: dx comes of dy with rows beside it, and is cut out.
+    """The same for a gradient that is a row of its own; its dx is made with rows beside it, which are cut off.
 
     Args:
-        first, second: shapes of what it reads, dy with the rows that it wishes for.
-        made: of what it makes.
+        first, second: shapes of its operands, dy with the rows that it wishes for.
+        made: shape of its result.
     """
     if operation.convolves is None:
         return 0
@@ -109,7 +109,7 @@ def _is_product(conv: Conv) -> bool:
 
 
 def _sizes(conv: Conv, x: tuple[int, ...], y: tuple[int, ...], w: tuple[int, ...]) -> Sizes:
-    """Groups of fewer than 16 channels are read as they are, but for one channel a group."""
+    """Groups of fewer than 16 channels are read as they are, unless each has a single channel."""
     whole = conv.groups == 1 or conv.groups == conv.channels or (conv.channels // conv.groups) % BLOCK == 0
     blocks = [_in_blocks(s) if whole else prod(s) for s in (x, y)]
     narrow = whole and conv.groups == 1 and x[1] < BLOCK

@@ -1,7 +1,7 @@
 """Memory as the papers' frameworks take it: the output of every layer stays, each with an error signal of its size.
 
-A layer is a module of the source. Also there, on the fullest rank: parameters, their gradients and the optimizer's
-states, buffers, inputs, and what products gather of operands and hold for backward. Buffers in flight are not counted.
+A layer is a module of the source. The fullest rank also has parameters, their gradients and the optimizer's states,
+buffers, inputs, and operands that products gather and hold for backward. Buffers in flight are not counted.
 
 Source: [SP] I and VI (activations are kept until backward has used them), [CF] 4 (a gathered x is held).
 """
@@ -22,7 +22,7 @@ PARAMETERS, HELD, OUTPUT = "parameters", "gathered, held for backward", "outputs
 
 
 class Kept(NamedTuple):
-    """Bytes of a row on the fullest rank; `row` is None for what no row makes: inputs, buffers."""
+    """Bytes of a row on the fullest rank; `row` is None for inputs and buffers, which no row makes."""
 
     row: int | None
     what: str
@@ -30,17 +30,17 @@ class Kept(NamedTuple):
 
 
 def outputs_of_layers(rows: Sequence[Bound], outputs: Sequence[tuple[str, str]]) -> frozenset[str]:
-    """Values that another module reads than that which makes them, or the caller."""
+    """Values that the caller reads, or a module other than the one that makes them."""
     of = {v: bound.module for bound in rows for v in bound.makes if v}
     read = {v for bound in rows for v in bound.reads if v in of and of[v] != bound.module}
     return frozenset(read | {v for _, v in outputs if v in of})
 
 
 def every_output(program: Program, parameter_bytes: Callable[[str], int]) -> Iterator[Kept]:
-    """What stays in a step of training.
+    """What stays in memory in a step of training.
 
     Args:
-        parameter_bytes: of an element of a parameter of a dtype, its gradient and the optimizer's states among them.
+        parameter_bytes: by dtype, bytes for an element of a parameter, with its gradient and the optimizer's states.
     """
     shown = outputs_of_layers([row.bound for row in program.rows], program.outputs)
     wanted = program.differentiable(of_inputs=False)
@@ -60,7 +60,7 @@ def every_output(program: Program, parameter_bytes: Callable[[str], int]) -> Ite
 
 
 def _held(program: Program, i: int, row: PlacedRow, wanted: Sequence[bool]) -> int:
-    """What was moved of activations, where a vjp reads it."""
+    """Bytes of activations that were moved for a row and that its vjp reads."""
     learnt = [program.values[v].kind == "parameter" for v in row.bound.reads]
     derived = {k for k, _ in row.derived}
     of_parameters = [k for k, is_one in enumerate(learnt) if is_one and wanted[k]]
@@ -74,6 +74,6 @@ def _held(program: Program, i: int, row: PlacedRow, wanted: Sequence[bool]) -> i
 
 
 def _elements(program: Program, value: Value) -> int:
-    """Of the largest block."""
+    """Elements of a value's largest block."""
     sizes = program.grid.sizes
     return prod(most_of(n, [sizes[a] for a in axes]) for n, axes in zip(value.shape, value.stored, strict=True))

@@ -1,8 +1,8 @@
-"""What an exchange moves, in work and memory that grow with the ranks, not with their pairs.
+"""What an exchange moves, found in time and memory that grow with the ranks, not with pairs of ranks.
 
-What rank i sends rank j is the product over dimensions of how many rows i owns and j needs (Space.flows). An axis
-splits one dimension before and one after, so the sum over receivers is a product of sums, one a dimension; likewise
-over senders. What a rank needs of its own is then taken off.
+What rank i sends rank j is a product over dimensions: how many of i's rows j needs (Space.flows). An axis splits one
+dimension before and one after, so the sum over receivers is a product of sums, one for each dimension, and so is the
+sum over senders. What a rank needs of its own is then taken off.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ def exchange_traffic(sets: IndexSets, src: Layout, dst: Layout, *, adds: bool = 
     """(most elements that a rank sends, most that one sends or receives, most messages of a rank).
 
     Args:
-        adds: what ranks hold overlaps, and is added where it is stored: each sends what it has of each other's block.
+        adds: whether ranks hold overlapping parts, which are added where they are stored: each rank sends what it has
+            of others' blocks.
     """
     grid = sets.grid
     dims = range(len(src.axes))
@@ -32,7 +33,7 @@ def exchange_traffic(sets: IndexSets, src: Layout, dst: Layout, *, adds: bool = 
     arriving = {a for d in changed for a in dst.axes[d]}
     copies, addends = prod(grid.sizes[a] for a in moving - arriving), prod(grid.sizes[a] for a in src.partial)
     weight = sets.weight(src.tensor)
-    # Of each rank elements and messages, and what it needs of its own.
+    # For each rank elements and messages, and what it needs of its own.
     sent: list[Any] = [copies * weight, copies]
     received: list[Any] = [addends * weight, addends]
     kept: Any = weight
@@ -45,14 +46,14 @@ def exchange_traffic(sets: IndexSets, src: Layout, dst: Layout, *, adds: bool = 
                 sent[k], received[k] = sent[k] * some, received[k] * some
             kept = kept * rows
             continue
-        # Numbers of the places that a rank takes on this dimension: where it owns, where it needs, and of the latter
-        # what all receivers of its group share.
+        # Numbers of a rank's places on this dimension: where it owns, where it needs, and of these last the part that
+        # all receivers of its group share.
         sources = src.axes[d] if adds or src.windows[d] is None else ()
         shared = tuple(a for a in dst.axes[d] if a not in moving)
         own, need = sets.by_place(src, d), sets.by_place(dst, d)
         if not sources:
             own = own[0][:1], own[1][:1]
-        filled = own[1] > own[0]  # few of thousands of places may be: of the others, which overlap nothing, one counts
+        filled = own[1] > own[0]  # of thousands of places few may be filled; the empty ones, all alike, count as one
         row = np.where(filled, np.cumsum(filled) - 1, filled.sum())[grid.places(sources)]
         own = np.append(own[0][filled], 0), np.append(own[1][filled], 0)
         overlap = np.minimum.outer(own[1], need[1]) - np.maximum.outer(own[0], need[0])

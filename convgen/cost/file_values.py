@@ -1,4 +1,4 @@
-"""Values of a machine's file, each checked: what is no such value is refused by its place."""
+"""Values of a machine's file, each checked; a wrong value is refused with its place."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from convgen.errors import InputError
 from convgen.spec.names import did_you_mean
 from convgen.spec.text import shown
 
-# What may be 0.
+# Numbers that may be 0.
 ZERO = (
     "latency_s",
     "launch_s",

@@ -1,15 +1,15 @@
-"""What travels meanwhile takes in memory, beside what rows take anyhow.
+"""What overlap takes in memory, beside what rows take anyhow.
 
 | what | is there | bytes of it |
 |---|---|---|
-| strips | what a boundary reads, as long as backward may want it, instead of a window | own rows, and those that came |
-| zeros | beside a part that stands at an edge, made by hand | the part, once more |
+| strips | what a boundary reads in place of a window, as long as backward may want it | own rows, and those that came |
+| zeros | beside a part at an edge, which is padded by hand | the part once more |
 | pieces | while a row's pieces are put together | its result once more |
-| sums | of gradients of an operand that pieces read whole, while another one's comes | the gradient once more |
-| packed | what is gathered or scattered in parts that don't lie one behind the other, while it moves | it once more |
-| bucket | its gradients while they are packed; of more than two ranks also while they travel | they once more |
+| sums | of gradients of an operand that pieces read whole, while another is added | the gradient once more |
+| packed | what is gathered or scattered in parts that have gaps in memory, while it moves | the same once more |
+| bucket | gradients while they are packed; with more than two ranks also while they travel | the same once more |
 
-Gathered chunks are as much as what is gathered whole, but for rows that two chunks read.
+Chunks of a gathered operand take what the whole operand does, and once more the rows that two chunks read.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Part:
 
     Attributes:
         reads: shapes of operands.
-        strip: whether what it reads of the operand that is early is put together, else it is a part of a block.
+        strip: whether the part that it reads of the early operand is put together; else it is part of a block.
         gaps: whether what it reads of the operand that moves, and what it makes, are parts of blocks with gaps in
             memory, which kernels copy first.
     """
@@ -51,8 +51,8 @@ class Part:
 
 
 def parts_of(row: PlacedRow, grid: Grid, rank: int) -> tuple[Part, ...]:
-    """All of a row; its interior, if there is one, and its boundary, as templates/runtime/pieces.py cuts them; or
-    chunks."""
+    """The parts in which a rank computes a row: the whole; its interior, if there is one, and its boundary, as
+    templates/runtime/pieces.py cuts them; or chunks."""
     at, signature = at_rank(row, grid, rank), row.signature
     if row.chunks is not None:
         cut = {(int(lo[rank]), int(hi[rank])) for lo, hi in blocks_of(row, grid)}
@@ -81,7 +81,7 @@ def parts_of(row: PlacedRow, grid: Grid, rank: int) -> tuple[Part, ...]:
 def _part(row: PlacedRow, whole: At, blocks: Mapping[str, Interval], k: int, held: Sequence[int] | None = None) -> Part:
     """
     Args:
-        held: the shape of what it reads a part of, of operand k.
+        held: the shape of the block of operand k that it reads a part of.
     """
     at, (result, *_) = replace(standing(row.signature, blocks), parts=whole.parts), row.signature.results
     gaps = held is not None and _has_gaps(_reads(at)[k], held)
@@ -97,17 +97,17 @@ def _has_gaps(part: Sequence[int], whole: Sequence[int]) -> bool:
 
 
 def is_in_pieces(row: PlacedRow) -> bool:
-    """Whether a row's result is put together of pieces, and not sent one by one."""
+    """Whether a row's result is put together from pieces; else it is whole, or pieces are sent one by one."""
     return (row.early is not None and row.split) or (row.chunks is not None and not row.chunks.result)
 
 
 def is_summed(row: PlacedRow, k: int) -> bool:
-    """Whether the gradient of an operand is a sum of those that pieces of the row make."""
+    """Whether the gradient of an operand is a sum of gradients that pieces of the row make."""
     return k != row.early and row.split if row.early is not None else row.chunks is not None and k != row.chunks.operand
 
 
 def result_elements(row: PlacedRow, grid: Grid, rank: int) -> int:
-    """Of what local code makes, on a rank."""
+    """Elements of what local code makes on a rank."""
     at = {i: hi - lo for i, (lo, hi) in at_rank(row, grid, rank).blocks.items()}
     (result,) = row.signature.results
     return prod(prod(at[i] for i in made.indices) if made.indices else n
@@ -115,7 +115,7 @@ def result_elements(row: PlacedRow, grid: Grid, rank: int) -> int:
 
 
 def repacked(c: Conversion, sets: IndexSets, rank: int) -> int:
-    """Elements of what a rank packs, or unpacks, beside what a conversion reads and makes."""
+    """Elements that a rank packs, or unpacks, beside what a conversion reads and makes."""
     src, dst = ([int(hi - lo) for lo, hi in sets.held(side)[rank]] for side in (c.src, c.dst))
     if c.form != "whole" or c.kind not in ("all_gather", "reduce_scatter", "all_to_all"):
         return 0
@@ -124,7 +124,7 @@ def repacked(c: Conversion, sets: IndexSets, rank: int) -> int:
 
 
 def packed_bytes(program: Program, rank: int) -> dict[int, int]:
-    """By row in whose backward a bucket is started, bytes of its gradients on a rank."""
+    """By the row whose backward starts a bucket, bytes of the bucket's gradients on a rank."""
     found: dict[int, int] = {}
     for start in _buckets(program):
         row = start.moved[-1].row
@@ -139,7 +139,7 @@ def _buckets(program: Program) -> Iterator[Start]:
 
 
 def overlap_elements(row: PlacedRow, grid: Grid, rank: int) -> int:
-    """Of an operand that comes by chunks, elements that two chunks read, and each has."""
+    """For an operand that comes by chunks, elements that two chunks read, so that both have them."""
     chunks = row.chunks
     if chunks is None or chunks.operand is None:
         return 0

@@ -1,7 +1,7 @@
-"""The price of a layer's rows, by which a search finds the least of what `schedule_cost` counts.
+"""The price of a layer's rows, by which a search minimises what `schedule_cost` counts.
 
-Convolutions take what they do in a layer's module, blocks of channels are of whole groups, and the bias goes with y:
-the convolution adds it where it makes y as y is stored. What two rows share is said apart (`shared`).
+Convolutions are priced as in a layer's module, and blocks of channels are whole groups. The bias is priced with y: the
+convolution adds it where it makes y as y is stored. `shared` has what two rows save by sharing.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from convgen.program.build import bias_layout
 from convgen.program.rows import Stored
 
 Objective = Literal["seconds", "bytes"]
-SENT, TOOK = 1 << 16, 1 << 22  # a byte; picoseconds of one unit, which decide where as many bytes are sent
+SENT, TOOK = 1 << 16, 1 << 22  # the price of a byte; picoseconds for 1, which decide among equal bytes
 
 
 def price_of(step: StepCost, objective: Objective) -> int:
-    """Picoseconds; or bytes, of which as many are told apart by time."""
+    """Picoseconds; or bytes, where picoseconds decide among equal bytes."""
     return step.time_ps if objective == "seconds" else step.sent_bytes * SENT + step.time_ps // TOOK
 
 
 def sent_bytes(price: int) -> int:
-    """Of a price in bytes, the bytes."""
+    """The bytes of a price in bytes."""
     return price // SENT
 
 
 class _Sent(Moves):
-    """Conversions by the bytes that a rank sends."""
+    """Conversions, priced by the bytes that a rank sends."""
 
     def _measured(self, kind: Kind, over: Axes, sent: int, modelled_s: float) -> Priced:
         found = super()._measured(kind, over, sent, modelled_s)
@@ -55,7 +55,7 @@ class LayerPrice(Price):
     """What the steps of a layer cost, in picoseconds, or in bytes that a rank sends.
 
     Args:
-        space: of a grid without axes of one rank.
+        space: the layer's index space, on a grid without axes of one rank.
     """
 
     def __init__(self, space: Space, machine: Machine, dtype: str, objective: Objective = "seconds") -> None:
@@ -103,7 +103,7 @@ class LayerPrice(Price):
         return found
 
     def _bias(self, made: Layout, stored: Stored) -> int:
-        """Adding the bias to y, summing its gradient from the stored dy, and over ranks."""
+        """The price of adding the bias to y, of summing its gradient from the stored dy, and of reducing that."""
         y, model = Layout("y", stored), self.model
         bias = bias_layout({"y": y})
         summed = self.grid.ordered(a for d, axes in enumerate(stored) if d != 1 for a in axes)
@@ -114,7 +114,7 @@ class LayerPrice(Price):
         return sum(price_of(step, self.objective) for step in steps)
 
     def shared(self, sets: IndexSets, stored: tuple[Stored, ...], one: Layout, other: Layout) -> Counts:
-        """What is saved where two rows read a value: from each of these the conversions that both begin with."""
+        """By storage, what two rows that read a value save by doing once the conversions with which both begin."""
 
         def saved(stored: Stored) -> int:
             total = 0

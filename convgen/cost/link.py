@@ -1,7 +1,7 @@
-"""A link that several lanes share, in time: each lane's transfers one after the other, lanes at once.
+"""A link that several lanes share, in time: a lane's transfers go one after the other, different lanes at once.
 
-A transfer begins with its latencies, which slow nobody down; then its bytes move. Where lanes share the link, each of
-those whose bytes move gets an equal part of it, as flows of one connection do; else none slows another down.
+A transfer begins with its latency, which slows no other transfer down; then its bytes move. Where lanes share the link,
+each lane whose bytes move gets an equal part of it, as flows of one connection do; else no lane slows another down.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Share = Literal["shared", "each"]
 
 @dataclass
 class Transfer:
-    """Seconds that it takes alone, those of its latencies first; when it was asked for, began and ended."""
+    """Seconds that a transfer takes alone, its latency first; and when it was asked for, began and ended."""
 
     name: str
     lane: str
@@ -30,7 +30,7 @@ class Transfer:
 
 
 class Event(NamedTuple):
-    """When a transfer's latencies are over, or its bytes."""
+    """The moment when a transfer's latency, or its bytes, are over."""
 
     when_s: float
     of: Transfer
@@ -81,7 +81,7 @@ class Link:
         return 1 / max(moving, 1) if self.share == "shared" else 1.0
 
     def _next(self) -> Event | None:
-        """What is over first as things are."""
+        """The event that comes first, if nothing else is added."""
         heads, rate = self._heads(), self._rate()
         for one in heads:
             if one.start_s < 0:
@@ -104,7 +104,7 @@ class Link:
     def _reached(self, event: Event) -> None:
         transfer = event.of
         if event.is_latency:
-            transfer.waits_s = 0.0  # exactly: by rounding it may be next to nothing
+            transfer.waits_s = 0.0  # exactly 0: rounding may have left a little
             return
         transfer.end_s = self.now
         self.lanes[transfer.lane].pop(0)

@@ -1,22 +1,22 @@
 """Messages on a machine's links: which level each crosses, and how ranks of one unit share the links out of it.
 
 Ranks are numbered node by node, so rank r is in unit r // (ranks of one unit) of each level. A message crosses the
-innermost level in which both its ends are in one unit. It leaves the units below through their links out, which all
-messages that leave at the same time share alike, in and out apart:
+innermost level in which both its ends are in one unit. It leaves the units below by their links out, which all
+messages that leave at the same time share equally; links in are apart from these:
 
     seconds of a round = max over messages of alpha + n max(beta, messages through its fullest links / their shared
     rate)
 
-A plain ring is taken as libraries lay it. There are as many rings as a unit has members of the group, each leaving the
-unit from another of them with its part of the vector, so that what one rank can send out does not limit them; what they
-share does. Its rounds are not in step: each piece passes one link after the other, so that latencies of the links add
+A plain ring is laid as libraries lay it: there are as many rings as a unit has members of the group, and each leaves
+the unit from another member with its part of the vector. So what one rank can send out does not limit a ring; what the
+ranks share does. A ring's rounds are not in step: each piece passes one link after the other, so latencies of links add
 up, and only the slowest link's beta counts.
 
 A grid's order decides all of it: the last axis varies fastest, so its groups are inside nodes where they fit.
 
 Source: [CF] 6.1 and [SP] VI (four GPUs share two adapters), [SW] 5.1 (links between supernodes carry a quarter);
-    latencies of
-rings as in NCCL's own model (src/graph/tuning.cc: steps inside nodes and between them, each times its latency).
+    latencies of rings as in NCCL's own model (src/graph/tuning.cc: steps inside nodes and between them, each times its
+    latency).
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from convgen.cost.machine import Level
 from convgen.cost.rounds import rounds
 
 Ranks = NDArray[np.int64]
-MOST_PAIRS = 1 << 14
+MOST_PAIRS = 1 << 14  # messages of an exchange that are looked at one by one
 
 
 class Line(NamedTuple):
-    """Seconds of a message as alpha + beta n over one level, with its links shared as they are in some round."""
+    """Seconds alpha + beta n of a message of n bytes over one level, with its links shared as in some round."""
 
     level: str
     alpha: float
@@ -50,7 +50,7 @@ class Line(NamedTuple):
 
 
 class LineRound(NamedTuple):
-    """What a round of a collective costs: its messages' lines, of which the slowest counts."""
+    """A round of a collective: the lines of its messages; the slowest line counts."""
 
     times: int
     share: float
@@ -60,12 +60,12 @@ class LineRound(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Loads:
-    """What the messages of an exchange load links with.
+    """What the messages of an exchange put on the links.
 
     Attributes:
         peers: by level, the most messages that a rank sends, or receives.
-        busy: by level, what a rank sends in all, or receives: of each rank, those alike once.
-        fullest: of levels that are shared, what the fullest link out of a unit carries, or into it.
+        busy: by level, what a rank sends, or receives, in all; ranks with equal loads stand once.
+        fullest: for each shared level, what the fullest link out of a unit, or into one, carries.
     """
 
     peers: tuple[int, ...]
@@ -73,10 +73,10 @@ class Loads:
     fullest: tuple[tuple[int, float], ...]
 
     def line(self, levels: tuple[Level, ...], unit: int = 1) -> tuple[float, float]:
-        """Seconds until all messages are started, and those that the bytes take.
+        """Seconds until all messages are started, and seconds that the bytes take.
 
         Args:
-            unit: bytes of what is counted.
+            unit: bytes of one counted element.
         """
         start, busy = 0.0, np.zeros(self.busy.shape[1])
         for level, peers, some in zip(levels, self.peers, self.busy, strict=True):
@@ -102,10 +102,10 @@ class Links:
         return crossed
 
     def lines(self, src: Ranks, dst: Ranks, senders: Callable[[int], Ranks] | None = None) -> tuple[Line, ...]:
-        """What messages of one size cost that all travel at once, by level; each rank sends and receives one at most.
+        """By level, what messages of one size cost that travel at once; each rank sends and receives at most one.
 
         Args:
-            senders: for a level, by how many ranks of its unit each message is sent on over that level; one by default.
+            senders: by level, over how many ranks of its unit each message is spread on that level; one by default.
         """
         crossed = self.level(src, dst)
         beta = np.zeros(len(src))
@@ -123,8 +123,8 @@ class Links:
         return tuple(Line(self.levels[i].name, self.levels[i].latency_s, float(beta[crossed == i].max())) for i in used)
 
     def members_beside(self, members: Ranks, level: int) -> Ranks:
-        """[groups, members]: how many of its group are with each member in a unit of the level below, itself
-        included."""
+        """[groups, members]: how many members of its group, itself included, are in a member's unit of the level
+        below."""
         if level == 0:
             return np.ones_like(members)
         rows, inner = np.arange(len(members))[:, None], self.units[level - 1][members]
@@ -132,8 +132,8 @@ class Links:
         return counts[where].reshape(members.shape)
 
     def factors(self, over: Axes) -> tuple[int, ...]:
-        """How a group over these axes lies on the levels: members in one unit of the first, units of it in one of the
-        second, and so on; levels that groups lie on unevenly, or that add nothing, are left out.
+        """How a group over these axes lies on the levels: members in one unit of the first, such units in one unit of
+        the second, and so on. Levels on which groups lie unevenly, or which add nothing, are left out.
 
         Example:
             >>> node = Level(name="node", ranks=4, latency_s=0, bytes_per_s=1)
@@ -153,22 +153,21 @@ class Links:
         return tuple(found)
 
     def exchange(self, src: Ranks, dst: Ranks, sizes: Ranks) -> float:
-        """Seconds of messages of these bytes that all travel at once: each rank starts its messages one by one, and
-        its bytes, or those of its unit, take their time."""
+        """Seconds of messages of these sizes in bytes that travel at once: each rank starts its messages one by one,
+        and its bytes, or its unit's, take their time."""
         start, moving = self.exchange_line(src, dst, sizes)
         return start + moving
 
     def exchange_line(self, src: Ranks, dst: Ranks, sizes: Ranks) -> tuple[float, float]:
-        """Seconds until all messages are started, and those that the bytes take: of n times the bytes n times as
-        many."""
+        """Seconds until all messages are started, and seconds that the bytes take: these are proportional to sizes."""
         return self.loads(src, dst, sizes, self.level(src, dst)).line(self.levels)
 
     def loads(self, src: Ranks, dst: Ranks, sizes: Ranks, crossed: Ranks) -> Loads:
-        """What messages that all travel at once load links with.
+        """What messages that all travel at once put on the links.
 
         Args:
             sizes: in any unit.
-            crossed: the level of each.
+            crossed: the level that each message crosses.
         """
         shape = len(self.levels), self.grid.ranks
         ends = [crossed * self.grid.ranks + end for end in (src, dst)]
@@ -183,7 +182,7 @@ class Links:
         return Loads(tuple(peers), np.array([*{*zip(*busy.tolist(), strict=True)}]).T, tuple(fullest))
 
     def all_to_all(self, over: Axes, n: float) -> float:
-        """Seconds of a direct all-to-all in which a rank sends n bytes, to each other member alike."""
+        """Seconds of a direct all-to-all in which a rank sends n bytes in all, to each other member as many."""
         src, dst = pairs(self.grid.groups(over))
         return self.exchange(src, dst, np.full(len(src), n / (self.grid.over(over) - 1)))
 
@@ -256,13 +255,13 @@ def collective_seconds(
 
 
 def ring_line(grid: Grid, levels: tuple[Level, ...], over: Axes) -> Line:
-    """Mean latency of a ring's hops over these axes, and the beta of its slowest level, links shared as they are."""
+    """A line with the mean latency of a ring's hops over these axes, and its slowest level's beta, links shared."""
     return _round_lines(grid, levels, over, "all_gather", "ring")[0].lines[0]
 
 
 @lru_cache(maxsize=1 << 12)
 def direct_all_to_all(grid: Grid, levels: tuple[Level, ...], over: Axes) -> tuple[float, float]:
-    """Seconds that a direct all-to-all takes to start, and for each byte that a rank sends."""
+    """Seconds until a direct all-to-all has started its messages, and seconds for each byte that a rank sends."""
     if len(levels) == 1 and levels[0].shared_bytes_per_s is None:
         return (grid.over(over) - 1) * levels[0].latency_s, 1 / levels[0].bytes_per_s
     if grid.ranks * grid.over(over) > 16 * MOST_PAIRS:
@@ -283,7 +282,7 @@ def outermost(grid: Grid, levels: tuple[Level, ...], over: Axes) -> int:
 
 @lru_cache(maxsize=1 << 12)
 def slowest(grid: Grid, levels: tuple[Level, ...], over: Axes) -> float:
-    """Seconds a byte over the outermost level that groups over these axes reach, all ranks of a unit at once."""
+    """Seconds for a byte over the outermost level that groups over these axes reach, if all ranks of a unit send."""
     top = outermost(grid, levels, over)
     level, unit = levels[top], (levels[top - 1].ranks or 1) if top else 1
     shared = unit / level.shared_bytes_per_s if level.shared_bytes_per_s is not None else 0.0

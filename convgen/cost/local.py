@@ -3,7 +3,7 @@
 A convolution multiplies, for every row of y in the frame, its N, F and the channels per group that w's block
 has, by every tap: 2 flops each. Backward-data and backward-filter count the same way over the rows of dy that
 they read, halo included. Memory traffic is each operand read and the result written once. Adding the bias
-reads and writes y; summing it reads dy. Slices, packing and padding are not counted. Of a transposed convolution,
+reads and writes y; summing it reads dy. Slices, packing and padding are not counted. A transposed convolution's
 products are counted over the rows of x, its coarse activation.
 """
 
@@ -52,14 +52,14 @@ def frame_elements(space: Space, layout: Layout) -> NDArray[np.int64]:
 def layers_flops_per_s(
     machine: Machine, dtype: str, space: Space, operands: tuple[Layout, Layout, Layout], flops: int
 ) -> float:
-    """What the slowest rank's convolution reaches, by its shape. `flops`: that rank's."""
+    """The flop/s of the slowest rank's convolution, by its shape. `flops`: that rank's."""
     if not machine.by_shape:
         return machine.flops_per_s(dtype)
     return machine.convolution_flops_per_s(dtype, *layers_shape(space, operands, flops))
 
 
 def layers_shape(space: Space, operands: tuple[Layout, Layout, Layout], flops: int) -> tuple[str, Shape]:
-    """The phase, and what a machine asks of its shape."""
+    """The phase, and the shape by which a machine knows efficiency."""
     conv, w = space.conv, next(layout for layout in operands if layout.tensor == "w")
     sizes = [int((hi - lo).max()) for lo, hi in (space.block("w", d, w.axes[d]) for d in (0, 1))]
     x = next((layout for layout in operands if layout.tensor == conv.fine), None)
@@ -75,7 +75,7 @@ def layers_shape(space: Space, operands: tuple[Layout, Layout, Layout], flops: i
 def rows_flops_per_s(
     machine: Machine, dtype: str, operation: Operation, roles: Mapping[str, Axes], grid: Grid, flops: int
 ) -> float:
-    """The same of a network's row, by its roles."""
+    """The flop/s of a network's row, by its roles."""
     if not machine.by_shape or operation.convolves is None:
         return machine.flops_per_s(dtype)
     phase, conv = operation.convolves

@@ -1,4 +1,4 @@
-"""A machine: what the cost model knows of one. Those that there are: machines.py."""
+"""A machine, as the cost model knows it; machines.py has those that there are."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Operands = tuple[Layout, Layout, Layout]
 
 @dataclass(frozen=True, kw_only=True)
 class Level:
-    """Links between ranks of one unit (a socket, a node, a rack, the machine) that no smaller unit has both of.
+    """Links of one level: between ranks of one unit (a socket, a node, a rack, the machine) in different smaller units.
 
     Attributes:
         name: the unit's.
-        ranks: of one unit; None for the whole machine.
+        ranks: how many one unit has; None for the whole machine.
         latency_s: alpha, of one message.
         bytes_per_s: 1/beta: what one rank sends over these links, while it receives as much.
         shared_bytes_per_s: what all ranks of one unit of the level below (a node's, through its adapters) send over
@@ -50,40 +50,41 @@ class LocalTimes(Protocol):
 
     @property
     def pads_virtually(self) -> bool:
-        """Whether rows of zeros are no part of what is convolved."""
+        """Whether rows of zeros are not among the rows that were convolved."""
         ...
 
     def __call__(self, space: Space, operands: Operands) -> float | None:
         """Seconds on the slowest rank, or None where it knows none.
 
         Args:
-            operands: of a convolution: layouts of its two inputs and its output, whose tensor says the phase.
+            operands: layouts of a convolution's two inputs and its output, whose tensor says the phase.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Ranks alike, numbered node by node, and the links between them by level.
+    """Equal ranks, numbered node by node, and the links between them by level.
 
     Attributes:
         device: what one rank computes on, for the reader.
-        ranks_per_node: of a node; one of the levels where there are several.
+        ranks_per_node: ranks of a node, which is one of the levels where there are several.
         levels: innermost first; the last holds any number of ranks.
-        memory_bytes: of one rank's device; None where the file doesn't say.
-        memory_bytes_per_s: of one rank's device.
+        memory_bytes: memory of one rank's device; None where the file doesn't say.
+        memory_bytes_per_s: what one rank's device reads and writes.
         peak_flops: (dtype, flop/s) of one rank's device.
-        efficiency: share of that peak that convolutions reach; with tiles, those of whole tiles that fill the device.
-        launch_s: overhead of one local operation of a layer's module, and of a network's where that is not told apart.
-        network_launch_s: of one local operation of a network's package; None where it was not measured.
-        message_processor_s, processor_s_per_byte: what a message that travels meanwhile takes of a rank's computing,
-            while it receives one as long: where no core is left for it.
-        collectives: the algorithms that its library uses.
+        efficiency: share of that peak that convolutions reach; with tiles, that whole tiles reach which fill the
+            device.
+        launch_s: overhead of one local operation of a layer's module; of a network's too, without a number of its own.
+        network_launch_s: overhead of one local operation of a network's package; None where it was not measured.
+        message_processor_s, processor_s_per_byte: seconds that an overlapped message takes of a rank's computing, while
+            it receives one as long, where no core is left for messages.
+        collectives: the algorithms that the machine's library uses.
         misfits: collectives as they were measured; empty where the model is all that is known.
         probes: convolutions by shape; empty where none were measured.
-        tiles: of a GPU; without them and without probes one efficiency is taken for all.
+        tiles: a GPU's loss by small blocks; without tiles and probes all convolutions have one efficiency.
         timed: seconds of single convolutions, where they were measured.
-        steps: of packages, as they were measured where the model was off.
+        steps: seconds of packages' steps, measured where the model was off.
         uncertainty: (computing or links, one standard deviation of its seconds as a share of them); empty: not said.
         hides_gradients: whether sums of parameters' gradients take no time, as if backward hid them all ([CF] 5 and
             [SP] VI overlap them).
@@ -114,7 +115,7 @@ class Machine:
 
     @property
     def by_shape(self) -> bool:
-        """Whether what a convolution reaches hangs on its shape."""
+        """Whether the rate of a convolution depends on its shape."""
         return bool(self.probes) or self.tiles is not None
 
     @property
@@ -124,7 +125,7 @@ class Machine:
 
     @property
     def computing(self) -> Machine:
-        """The same with no word on links: what ranks compute takes as long on machines that are alike in it."""
+        """The machine without its links: on machines that are equal in this, ranks compute equally long."""
         return replace(
             self,
             name="", levels=(), collectives=RINGS, misfits=(), steps=self.steps.computing, uncertainty=(),
@@ -133,7 +134,7 @@ class Machine:
 
     @property
     def without_bytes(self) -> Machine:
-        """The same with links that take nothing but latencies."""
+        """The machine with links that take latencies alone."""
         levels = tuple(
             replace(one, bytes_per_s=inf, shared_bytes_per_s=one.shared_bytes_per_s and inf) for one in self.levels
         )
@@ -141,7 +142,7 @@ class Machine:
 
     @property
     def processor(self) -> Machine | None:
-        """The same with links that take what they take of the processor; None where that is nothing."""
+        """The machine with links that take what messages take of the processor; None where that is nothing."""
         if not (self.message_processor_s or self.processor_s_per_byte):
             return None
         rate = 1 / self.processor_s_per_byte if self.processor_s_per_byte else inf
@@ -152,20 +153,20 @@ class Machine:
         return replace(self, levels=levels, misfits=(), steps=NONE)
 
     def flops_per_s(self, dtype: str) -> float:
-        """What convolutions reach in this dtype, at most where it hangs on their shape."""
+        """The flop/s of convolutions in this dtype; where their shape decides, the most."""
         return dict(self.peak_flops)[dtype] * self.efficiency
 
     def over_model(self, kind: Kind, ranks: int, sent_bytes: float) -> float:
-        """By how much a collective of so many ranks, which send so many bytes, takes longer than modelled."""
+        """Measured over modelled seconds of a collective of so many ranks that send so many bytes."""
         return over_model(self.misfits, kind, ranks, float(sent_bytes)) if self.misfits else 1.0
 
     def short_bytes(self, kind: Kind, ranks: int) -> float:
-        """Up to which a collective of so many ranks goes a quicker way than above; 0: none does."""
+        """Bytes up to which a collective of so many ranks goes a quicker way; 0 where there is none."""
         found = measured_as(self.misfits, kind, ranks)
         return 0.0 if found is None else found.short_bytes
 
     def convolution_flops_per_s(self, dtype: str, phase: str, shape: tuple[float, ...]) -> float:
-        """What a convolution reaches. `shape`: channels and filters of a group, taps, pixels of y, groups, step."""
+        """The flop/s of a convolution. `shape`: channels and filters of a group, taps, pixels of y, groups, step."""
         if self.probes:
             return dict(self.peak_flops)[dtype] * efficiency_like(self.probes, phase, shape)
         if self.tiles is None:

@@ -86,7 +86,7 @@ def read_machine(path: Path) -> Machine:
 
 
 def machine_from_dict(data: dict[str, Any]) -> Machine:
-    """The same from what the file holds.
+    """The machine that a file's data describe.
 
     Raises:
         InputError: keys that are unknown or missing, or values that can't be.
@@ -224,7 +224,7 @@ def _tiles(value: object) -> Tiles | None:
 
 
 def _items(data: dict[str, Any], key: str) -> Iterator[tuple[object, tuple[str | int, ...]]]:
-    """What a list has, and where."""
+    """The items of a list of the file, and the place of each."""
     found: Any = data.get(key, [])
     if not isinstance(found, list):
         raise InputError(f"{key} is no list", (key,), hint="a list of measurements, or nothing")

@@ -1,8 +1,8 @@
-"""What was measured of a machine where the model's few numbers don't suffice: collectives, and convolutions by shape.
+"""Measurements of a machine where the model's few numbers don't suffice: collectives, and convolutions by shape.
 
-Both correct the model instead of replacing it: a collective takes what it is modelled to take, times what was measured
-over that for its kind, its group and its bytes; a convolution reaches the share of the peak that those like it do.
-What lies between measurements is interpolated, what lies beyond them is as the nearest; but a collective of more bytes
+Both correct the model instead of replacing it. A collective takes its modelled seconds times a factor, measured for its
+kind, its group and its bytes. A convolution reaches the share of the peak that convolutions of like shapes reach.
+Values between measurements are interpolated, values beyond are those of the nearest; but a collective with more bytes
 than any that was measured saves no more seconds on the model than the largest one did, as links get no faster.
 
 Source: convolutions are interpolated by simple kriging (N. Cressie, Statistics for Spatial Data, section 3.2): the
@@ -23,10 +23,10 @@ import numpy as np
 from convgen.algebra.redistribute import Kind
 
 PHASES = ("forward", "backward_data", "backward_filter")
-ALIKE = 16.0  # doublings apart, at which efficiencies correlate by 1/e; by leaving out one probe after the other
-NOISE = 0.1  # of a measurement, over the spread of efficiencies
-CLOSE, JUMP = 1.5, 2.0  # times the bytes, and more than so many times as far off the model: another way begins
-BLOCK = 1 << 16  # bytes to another rank, at the most, that go a way of their own (templates/runtime/transport.py)
+ALIKE = 16.0  # doublings between shapes at which efficiencies correlate by 1/e; found by leaving out each probe
+NOISE = 0.1  # standard deviation of a measurement, over that of efficiencies
+CLOSE, JUMP = 1.5, 2.0  # more than JUMP times as far off the model, at most CLOSE times the bytes: another way begins
+BLOCK = 1 << 16  # most bytes to another rank that go a way of their own (templates/runtime/transport.py)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +34,8 @@ class Misfit:
     """A kind of collective as modules run it.
 
     Attributes:
-        ranks: of its group.
-        bytes: that a rank sends, ascending.
+        ranks: how many the group has.
+        bytes: what a rank sends, ascending.
         over_model: for each of these, measured over modelled seconds.
     """
 
@@ -46,8 +46,7 @@ class Misfit:
 
     @cached_property
     def short_bytes(self) -> float:
-        """Up to which it goes a quicker way, behind which a few bytes more take several times as long; 0: there is one
-        way."""
+        """Bytes up to which it goes a quicker way: few bytes more take several times as long; 0 where there is none."""
         sent = float(BLOCK * (self.ranks - 1))
         jumps = [sent if n <= sent < more else n for (n, f), (more, other) in self._pairs if _jumps(n, f, more, other)]
         return max(jumps, default=0.0)
@@ -57,7 +56,7 @@ class Misfit:
         return list(pairwise(zip(self.bytes, self.over_model, strict=True)))
 
     def at(self, sent_bytes: float) -> float:
-        """Interpolated, both as logarithms, but where a quicker way ends."""
+        """Measured over modelled seconds at so many bytes; interpolated in logarithms, but where a quicker way ends."""
         most, last = self.bytes[-1], self.over_model[-1]
         if sent_bytes > most and last < 1:
             return 1 - (1 - last) * most / sent_bytes
@@ -76,10 +75,10 @@ def _jumps(low: float, below: float, high: float, above: float) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """A convolution of one rank.
+    """A measured convolution of one rank.
 
     Attributes:
-        channels, filters: of a group. taps: of a window. pixels: of y, of all samples.
+        channels, filters: in a group. taps: in a window. pixels: of y, over all samples.
         step: the product of the strides: pixels of x for one of y.
         efficiency: share of the peak that forward, backward-data and backward-filter reach.
     """
@@ -99,21 +98,22 @@ class Probe:
 
 @lru_cache(maxsize=1 << 14)
 def over_model(misfits: tuple[Misfit, ...], kind: Kind, ranks: int, sent_bytes: float) -> float:
-    """By how much a collective takes longer than modelled; 1 where its kind was not measured."""
+    """Measured over modelled seconds of a collective; 1 where its kind was not measured."""
     found = measured_as(misfits, kind, ranks)
     return 1.0 if found is None else found.at(sent_bytes)
 
 
 @lru_cache(maxsize=1 << 10)
 def measured_as(misfits: tuple[Misfit, ...], kind: Kind, ranks: int) -> Misfit | None:
-    """A kind of collective of the number of ranks nearest to these; None where it was not measured."""
+    """The measurement of a kind of collective whose number of ranks is nearest to this one; None where none was
+    made."""
     same = [m for m in misfits if m.kind == kind]
     return min(same, key=lambda m: abs(math.log(m.ranks / ranks)), default=None)
 
 
 @lru_cache(maxsize=1 << 14)
 def efficiency_like(probes: tuple[Probe, ...], phase: str, shape: tuple[float, ...]) -> float:
-    """The share of the peak at a shape, by those of all probes; between the least and the most of them.
+    """The share of the peak at a shape, estimated from all probes; between the least and the most of them.
 
     Args:
         shape: channels and filters of a group, taps, pixels, groups, step.
@@ -126,7 +126,7 @@ def efficiency_like(probes: tuple[Probe, ...], phase: str, shape: tuple[float, .
 
 
 def left_out(probes: tuple[Probe, ...], phase: str) -> tuple[float, ...]:
-    """Of each probe the share of the peak by those of all others, over its own: what is interpolated, held out."""
+    """For each probe its share of the peak as the other probes estimate it, over the measured one."""
     place = PHASES.index(phase)
     rests = [(p, probes[:i] + probes[i + 1 :]) for i, p in enumerate(probes)]
     return tuple(efficiency_like(rest, phase, p.shape) / p.efficiency[place] for p, rest in rests if rest)
@@ -134,7 +134,7 @@ def left_out(probes: tuple[Probe, ...], phase: str) -> tuple[float, ...]:
 
 @lru_cache(maxsize=1 << 6)
 def _kriged(probes: tuple[Probe, ...], phase: str) -> tuple[float, tuple[float, ...]]:
-    """The mean of the logarithms, and what each probe's likeness adds to it."""
+    """The mean of the logarithms of efficiency, and each probe's weight in the estimate."""
     logs = [math.log(p.efficiency[PHASES.index(phase)]) for p in probes]
     mean = sum(logs) / len(logs)
     alike = np.array([[_alike(p.shape, q.shape) for q in probes] for p in probes], dtype=np.float64)

@@ -1,4 +1,4 @@
-"""The machines that there are: by a layer, by a name in tuning/machines, or by the path of a file."""
+"""The machines that exist: a layer's, one by name in tuning/machines, or one by the path of a file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def default_machine(layer: Layer) -> Machine:
     """The machine that a layer names, or one node of its target's kind.
 
     Raises:
-        InputError: the layer names a machine that there is none of.
+        InputError: the layer names a machine that does not exist.
     """
     if layer.machine is None:
         machine = _shipped(layer.target.kind)
@@ -32,7 +32,7 @@ def default_machine(layer: Layer) -> Machine:
 
 
 def _with_core_groups(machine: Machine, core_groups: int) -> Machine:
-    """Ranks of several core groups of an SW26010: each group computes, and has memory of its own."""
+    """Ranks of several core groups of an SW26010 each: every core group computes, and has memory of its own."""
     return replace(
         machine,
         ranks_per_node=max(1, machine.ranks_per_node // core_groups),

@@ -1,8 +1,9 @@
 """Steps of packages as they were measured where the model was off: a price takes these seconds for the same work.
 
-The same local work is of one function, of blocks as large, with as many flops and elements on the busiest rank, in one
-type; of a gradient, of the same operands. The same travel is of one kind of collective, over a group of as many ranks
-that reaches the same links, and sends as many bytes. All else keeps its model: nothing is interpolated from these.
+Local work is the same where it is of one operation, one type and, for gradients, the same operands, with blocks as
+large and as many flops and elements on the busiest rank. Travel is the same where it is of one kind of collective, over
+a group of as many ranks that reaches the same links, with as many bytes. All else is modelled: these are not
+interpolated.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ class Work(NamedTuple):
     """What a rank computes of a row.
 
     Attributes:
-        row: its operation, in one word.
-        gradients: of which operands; none: forward.
+        row: the operation, in one word.
+        gradients: operands whose gradients are made; none: forward.
         extents: by index the largest block.
-        flops, elements: of the busiest rank, of all launches.
-        dtype: in which it computes; "": of no floats.
+        flops, elements: what the busiest rank computes and touches, over all launches.
+        dtype: in which it is computed; "": without floats.
     """
 
     row: str
@@ -36,8 +37,8 @@ class Travel(NamedTuple):
     """A collective.
 
     Attributes:
-        ranks: of its group.
-        links: the outermost level that groups reach.
+        ranks: how many the group has.
+        links: the outermost level that the group reaches.
         sent_bytes: the most that a rank sends.
     """
 
@@ -48,7 +49,7 @@ class Travel(NamedTuple):
 
 
 class Seconds(NamedTuple):
-    """The median of what was measured, and how far it is apart: (p80 - p20) / median."""
+    """The median of the measured seconds, and their spread: (p80 - p20) / median."""
 
     seconds: float
     spread: float
@@ -59,7 +60,7 @@ Step = Work | Travel
 
 @dataclass(frozen=True)
 class MeasuredSteps:
-    """By what is done. Immutable, and a part of what caches know a machine by."""
+    """Measured seconds by step. Immutable, and part of the key by which caches know a machine."""
 
     steps: tuple[tuple[Step, Seconds], ...] = ()
 
@@ -78,21 +79,21 @@ class MeasuredSteps:
         return dict(self.steps)
 
     def seconds(self, step: Step) -> float | None:
-        """None: it was not measured, and the model is all that is known."""
+        """Measured seconds of a step; None where the model is all that is known."""
         found = self.known.get(step)
         return None if found is None else found.seconds
 
     @property
     def computing(self) -> MeasuredSteps:
-        """Those that move nothing."""
+        """The measured steps that move nothing."""
         return MeasuredSteps(tuple([pair for pair in self.steps if not isinstance(pair[0], Travel)]))
 
     def updated(self, newer: MeasuredSteps) -> MeasuredSteps:
-        """With others, which count where both were measured."""
+        """These steps and newer ones; where both have a step, the newer one counts."""
         return MeasuredSteps(tuple({**self.known, **newer.known}.items()))
 
     def faster(self, times: float) -> MeasuredSteps:
-        """On links so many times as fast."""
+        """These steps on links so many times as fast."""
         return MeasuredSteps(
             tuple(
                 (step, taken._replace(seconds=taken.seconds / times) if isinstance(step, Travel) else taken)

@@ -1,7 +1,7 @@
-"""Modelled cost of single steps of one layer on one machine; what schedules, plans and explanations add up.
+"""Modelled cost of single steps of one layer on one machine; schedules, plans and explanations add them up.
 
-A step takes as long as its slowest rank. A collective goes over the links that its group lies on: links.py. Times are
-whole picoseconds, so that sums do not depend on their order and equal costs compare equal.
+A step takes as long as its slowest rank. A collective crosses the links that its group lies on (links.py). Times are
+whole picoseconds, so sums don't depend on their order, and equal costs compare equal.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from convgen.spec.layer import DTYPE_BYTES
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """One step of the busiest rank.
+    """The cost of one step, as its busiest rank has it.
 
     Attributes:
         elements: the most that a rank sends.
@@ -42,7 +42,7 @@ class StepCost:
         return self.time_ps / PICOSECONDS
 
     def __add__(self, other: StepCost) -> StepCost:
-        """Of both, one after the other; a sum is not measured."""
+        """The cost of both, one after the other; a sum is not measured."""
         return StepCost(
             self.elements + other.elements,
             self.sent_bytes + other.sent_bytes,
@@ -98,7 +98,7 @@ class Model:
         return StepCost(sent, sent * self.element_bytes, 0, ps)
 
     def convolution(self, operands: Operands) -> StepCost:
-        """A local convolution as measured, or by the roofline of the slowest rank."""
+        """The cost of a local convolution: measured, or by the roofline of the slowest rank."""
         if (cost := self._convolutions.get(operands)) is None:
             flops = int(convolution_flops(self.space, operands).max())
             known = self.machine.timed(self.space, operands) if self.machine.timed is not None else None
@@ -112,12 +112,12 @@ class Model:
         return cost
 
     def add_bias(self, y: Layout) -> StepCost:
-        """Adding the bias to a stored y."""
+        """The cost of adding the bias to a stored y."""
         elements = int(self.space.elements(y).max())
         return self._local(elements, 2 * elements * self.element_bytes)
 
     def sum_bias(self, y: Layout, bias: Layout) -> StepCost:
-        """Summing a stored dy over all but its filters, to a bias's gradient."""
+        """The cost of summing a stored dy over all dimensions but its filters, for the bias's gradient."""
         read = self.space.elements(y)
         touched = int((read + self.space.elements(bias)).max())
         return self._local(int(read.max()), touched * self.element_bytes)

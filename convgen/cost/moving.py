@@ -1,8 +1,8 @@
 """What conversions cost on a machine: the time of the busiest rank, for any tensors.
 
-Routes (routes.py) say what moves. On a machine of several levels, or whose links are shared, an exchange is priced
-message by message; where these are too many, as if all of them crossed the outermost level that they reach: a bound
-from above.
+Routes (routes.py) say what moves. On a machine of several levels, or with shared links, an exchange is priced message
+by message; where there are too many of these, as if all crossed the outermost level that they reach: a bound from
+above.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PICOSECONDS = 10**12
 
 
 class Priced(NamedTuple):
-    """A conversion: the most elements that a rank sends, and picoseconds."""
+    """The price of a conversion: the most elements that a rank sends, and picoseconds."""
 
     sent: int
     ps: int
@@ -37,7 +37,7 @@ class Moves:
     """Conversions on a grid of a machine's ranks.
 
     Args:
-        element_bytes: of what is moved.
+        element_bytes: bytes of an element that moves.
         collectives: the algorithms, instead of the machine's.
     """
 
@@ -60,7 +60,7 @@ class Moves:
         return found
 
     def moved(self, sets: IndexSets, c: Conversion) -> Priced:
-        """A conversion."""
+        """The price of a conversion, and what it sends."""
         step = self.routes.step(sets, c)
         return NOTHING if step is None else self._priced(step)
 
@@ -69,15 +69,15 @@ class Moves:
         return self.along(self.routes.direct(sets, src, dst))
 
     def collected(self, sets: IndexSets, found: Layout, stored: Layout) -> int:
-        """Picoseconds from a gradient as a row found it to where the operand is stored."""
+        """Picoseconds of bringing a gradient from where a row found it to where the operand is stored."""
         return self.along(self.routes.collecting(sets, found, stored))
 
     def reduced(self, sets: IndexSets, made: Layout, stored: Layout, reduction: Reduction) -> int:
-        """Picoseconds from a result as a row makes it to where it is stored."""
+        """Picoseconds of bringing a result from where a row makes it to where it is stored."""
         return self.along(self.routes.reducing(sets, made, stored, reduction))
 
     def along(self, route: Route) -> int:
-        """Picoseconds."""
+        """Picoseconds of a route."""
         if (found := self._known.get(route)) is None:
             found = self._known[route] = sum([self._priced(step).ps for step in route.steps])
         return found
@@ -89,14 +89,14 @@ class Moves:
         return self._measured(kind, over, sent, self._collective(kind, over, busy * self.element_bytes))
 
     def _measured(self, kind: Kind, over: Axes, sent: int, modelled_s: float) -> Priced:
-        """As it was measured; or as the machine was measured to be off, where it was."""
+        """The measured price of a collective; or the modelled one, times how far the machine was measured to be off."""
         if (known := self.measured(kind, over, sent)) is not None:
             return Priced(sent, round(known * PICOSECONDS))
         off = self.machine.over_model(kind, self.grid.over(over), sent * self.element_bytes)
         return Priced(sent, round(modelled_s * off * PICOSECONDS))
 
     def travel(self, kind: Kind, over: Axes, sent: int) -> Travel:
-        """What a collective is that sends so many elements."""
+        """The key by which a measured collective that sends so many elements is known."""
         level = self.machine.levels[outermost(self.grid, self.machine.levels, over)]
         return Travel(kind, self.grid.over(over), level.name, sent * self.element_bytes)
 
@@ -115,7 +115,7 @@ class Moves:
         return collective_seconds(*what)[0]
 
     def _exchange(self, step: Exchange) -> float:
-        """Seconds."""
+        """Seconds of an exchange."""
         levels = self.machine.levels
         if step.loads is not None:
             if (line := self._lines.get(step.loads)) is None:

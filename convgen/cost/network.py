@@ -21,11 +21,11 @@ from convgen.program.rows import PlacedRow, index_sets
 
 
 def volume(program: Program, *, of_inputs: bool = False) -> dict[str, list[dict[str, Any]]]:
-    """Bytes that each rank sends in each step of "forward" and "backward"; what sends nothing is left out: slices, and
-    exchanges for other numbers of samples.
+    """Bytes that each rank sends in each step of "forward" and "backward". Steps that send nothing are left out:
+    slices, and exchanges that other numbers of samples need.
 
-    A bucket is one step where it is started; "of" names those that it stands for, "lane" what it travels on. A chunk
-    is a step as well, and "of" names that which it is a chunk of.
+    A bucket is one step, where it starts; "of" names the steps that it stands for, and "lane" what it travels on. A
+    chunk is a step too, and "of" names the step that it is a chunk of.
 
     Args:
         of_inputs: whether inputs want gradients, too.
@@ -37,7 +37,7 @@ def volume(program: Program, *, of_inputs: bool = False) -> dict[str, list[dict[
 
 
 def sent(program: Program, steps: Iterable[Flow]) -> list[dict[str, Any]]:
-    """Of some steps of a program, in VOLUME's form, in the order in which they are started."""
+    """Some steps of a program in VOLUME's form, in the order in which they start."""
     found: list[dict[str, Any]] = []
     for step in steps:
         if isinstance(step, Moved):
@@ -58,7 +58,7 @@ def record(step: str, kind: Kind, over: Axes, sent: Counts, element_bytes: int) 
 
 
 def bucket_record(program: Program, bucket: Bucket, moved: Sequence[Moved]) -> dict[str, Any]:
-    """One all-reduce of all that is in a bucket, by the block rule over its element count."""
+    """One all-reduce of a bucket's whole content, cut into pieces by the block rule over its count of elements."""
     grid, size = program.grid, element_bytes(bucket.dtype)
     counts = bucket_elements(program, moved)
     one = record(bucket.name, "all_reduce", bucket.over, all_reduced(grid, bucket.over, counts), size)
@@ -66,7 +66,7 @@ def bucket_record(program: Program, bucket: Bucket, moved: Sequence[Moved]) -> d
 
 
 def chunk_record(program: Program, start: Start) -> dict[str, Any]:
-    """A chunk of a conversion: what a rank sends goes with the rows that the chunk has of it."""
+    """A chunk of a conversion; what a rank sends is proportional to the chunk's part of the rows."""
     (moved,) = start.moved
     c, grid, row = moved.conversion, program.grid, moved.placed
     assert row.chunks is not None
@@ -85,7 +85,7 @@ def _part_of(counts: Counts, share: NDArray[np.float64]) -> Counts:
 
 
 def bucket_elements(program: Program, moved: Iterable[Moved]) -> Counts:
-    """By rank, elements of the gradients of these steps."""
+    """By rank, elements of the gradients that these steps sum."""
     found = np.zeros(program.grid.ranks, dtype=np.int64)
     for m in moved:
         found += volume_of(index_sets(m.placed.signature, program.grid).held(m.conversion.src))
@@ -93,7 +93,7 @@ def bucket_elements(program: Program, moved: Iterable[Moved]) -> Counts:
 
 
 def records(program: Program, steps: Iterable[Moved]) -> list[dict[str, Any]]:
-    """Of some conversions of a program, in VOLUME's form."""
+    """Some conversions of a program in VOLUME's form."""
     return [record for moved in steps for record in _record(program, moved)]
 
 
@@ -116,7 +116,7 @@ def bytes_of(row: PlacedRow, grid: Grid) -> int:
 
 
 def element_bytes(dtype: str) -> int:
-    """Of a torch dtype's name."""
+    """Bytes of an element, by the name of a torch dtype."""
     return {"bool": 1, "int8": 1, "uint8": 1, "int16": 2, "float16": 2, "bfloat16": 2, "int32": 4, "float32": 4}.get(
         dtype, 8
     )

@@ -1,19 +1,19 @@
-"""What a rank holds in a step of training, row by row: what autograd keeps, values, gradients, optimizer's states.
+"""What a rank holds in a step of training, row by row: kept values, passing values, gradients, optimizer's states.
 
-What autograd keeps of a row is asked of torch itself: its local code runs on tensors without memory, of the fullest
-rank's shapes, and what it saves is one of its operands, one of its results, or something between. A value that several
-rows save is kept once; what was moved for a row is kept beside the value. Then forward and backward are walked:
+Torch itself says what autograd keeps of a row: the row's local code runs on tensors without memory, with the fullest
+rank's shapes, and each tensor that it saves is an operand, a result, or something between. A value that several rows
+save is kept once; what was moved for a row is kept beside the value. Then forward and backward are walked:
 
 | part | bytes of it |
 |---|---|
 | parameters, gradients, optimizer | blocks of parameters; of momentum or the like so many values a parameter |
 | saved | at the end of the forward pass |
-| passing | what is beside at the highest point: gradients on their way, values that nobody saves, what moves, copies |
+| passing | what else is there at the highest point: gradients on their way, values that nobody saves, moves, copies |
 
-What travels meanwhile takes more of these, and what is packed (cost/flight_memory.py). A gradient that is one number in
-many places, a mean's, takes none until a row puts it together.
+Overlap takes more of these, and so does packing (cost/flight_memory.py). A gradient that is one number in many places,
+as a mean's is, takes nothing until a row writes it out.
 
-What ATen's convolutions copy is said by convolution_copies.py.
+convolution_copies.py says what ATen's convolutions copy.
 """
 
 from __future__ import annotations
@@ -66,28 +66,28 @@ class NetworkMemory:
 
     @property
     def peak(self) -> int:
-        """The most at a time; gradients are there at the end of the backward pass, what is saved at its beginning."""
+        """The most at a time: gradients are all there at the end of backward, saved values at its beginning."""
         return self.parameters + self.optimizer + self.buffers + self.saved + self.passing
 
 
 def network_memory(program: Program, optimizer_states: int = 1) -> NetworkMemory:
-    """Of a program, whose inputs want no gradients.
+    """The memory of a program whose inputs want no gradients.
 
     Args:
-        optimizer_states: values a parameter that an optimizer keeps: SGD 0, with momentum 1, Adam 2.
+        optimizer_states: values that an optimizer keeps for each parameter: SGD 0, with momentum 1, Adam 2.
     """
     return fullest(program, optimizer_states).memory()
 
 
 def fullest(program: Program, optimizer_states: int = 1) -> MemoryWalk:
-    """Of the rank that needs most: the one that reads and makes most, or the first or the last, which are at edges
-    where zeros are put beside what they have."""
+    """The walk of the rank that needs most: of the rank that reads and makes most, and of the first and the last, which
+    stand at edges, where zeros are put beside their blocks."""
     ranks = dict.fromkeys((busiest_rank(program), 0, program.grid.ranks - 1))
     return max((MemoryWalk(program, optimizer_states, rank) for rank in ranks), key=lambda walk: walk.memory().peak)
 
 
 def busiest_rank(program: Program) -> int:
-    """The rank with most elements of all that rows read and make."""
+    """The rank with the most elements in all that rows read and make."""
     total = np.zeros(program.grid.ranks, dtype=np.int64)
     for (signature, roles), count in Counter((row.signature, row.roles) for row in program.rows).items():
         sets = index_sets(signature, program.grid)
@@ -97,14 +97,14 @@ def busiest_rank(program: Program) -> int:
 
 
 class MemoryWalk:
-    """What rows keep on a rank, asked once; and memory with these or those blocks computed again."""
+    """What rows keep on a rank, found once; and memory with any choice of blocks computed again."""
 
     def __init__(self, program: Program, states: int, rank: int) -> None:
         self.program, self.states, self.rank = program, states, rank
         self.wanted = program.differentiable(of_inputs=False)
         self.root: dict[str, str] = {}
         self.size: dict[str, int] = {}
-        self.of_gradient: dict[str, int] = {}  # bytes of a value's gradient where it is complete
+        self.of_gradient: dict[str, int] = {}  # by value, bytes of its complete gradient
         for name, kind in program.types.items():
             elements = self._stored(name)
             self.size[name] = elements * element_bytes(kind)
@@ -130,7 +130,7 @@ class MemoryWalk:
         return int(sets.elements(layout_)[self.rank]) * element_bytes(dtype)
 
     def _received(self, c: Conversion, sets: IndexSets, dtype: str) -> int:
-        """Bytes of what a rank has not had."""
+        """Bytes that a conversion brings a rank beyond what it has."""
         own, need = sets.held(c.src)[self.rank], sets.held(c.dst)[self.rank]
         common = np.minimum(own[:, 1], need[:, 1]) - np.maximum(own[:, 0], need[:, 0])
         return int((need[:, 1] - need[:, 0]).prod() - np.maximum(common, 0).prod()) * element_bytes(dtype)
@@ -140,12 +140,12 @@ class MemoryWalk:
         return element_bytes(self.program.types[name])
 
     def _of(self, i: int, row: PlacedRow) -> dict[str, int]:
-        """What autograd keeps of a row: bytes by root. Sets the roots of its results."""
+        """Bytes that autograd keeps of a row, by root. Sets the roots of the row's results."""
         sets, types, bound = index_sets(row.signature, self.program.grid), self.program.row_types[i], row.bound
         derived = {k for k, _ in row.derived}
         grads = [v in self.wanted and o.gradient for v, o in zip(bound.reads, row.signature.inputs, strict=True)]
         here: list[str] = []
-        first = self._size_of(bound.reads[0]) if bound.reads else 0  # some rows make what they make of nothing
+        first = self._size_of(bound.reads[0]) if bound.reads else 0  # some rows read nothing
         strips = {f"{i} twice": overlap_elements(row, self.program.grid, self.rank) * first}
         for k, (name, chain) in enumerate(zip(bound.reads, row.fetch, strict=True)):
             root = self.root.get(name, name)
@@ -161,7 +161,7 @@ class MemoryWalk:
         if isinstance(bound.operation, Normalise) and row.is_silent and element_bytes(dtypes[0]) < 4:
             cast = ("float32", ""), self.program.autocast or "bfloat16"  # as templates/runtime/norms.py does
         found, aliases = kept_of(bound.operation, row.way, self.parts[i], dtypes, asked, row.early, *cast)
-        if between := row.between(grads):  # of the same operands, but also of what lies between
+        if between := row.between(grads):  # local code also makes the gradient of what lies within the row
             asked = [g or k in between for k, g in enumerate(asked)]
             more, aliases = kept_of(bound.operation, row.way, self.parts[i], dtypes, asked, row.early, *cast)
             found = tuple(one for one in more if one in found or one[0] != "operand" or one[1] not in derived)
@@ -200,14 +200,14 @@ class MemoryWalk:
         return kept
 
     def _is_fetched(self, i: int, row: PlacedRow, k: int) -> bool:
-        """Whether what a row reads of an operand is a tensor of its own: the interior reads the value itself."""
+        """Whether a row reads an operand as a tensor of its own; an interior reads the value itself."""
         types, chain = self.program.row_types[i], row.fetch[k]
         return (moves(chain) or (bool(chain) and types.fetch[k] != types.reads[k])) and not (
             k == row.early and row.split
         )
 
     def _fetched_by_gradients(self, row: PlacedRow) -> Iterator[tuple[PlacedRow, int, str]]:
-        """What gradients' rows fetch themselves: the row, its operand, and the stored value, "" if it is a gradient."""
+        """What gradients' rows fetch: the row, its operand, and the stored value, "" if it is a gradient."""
         bound = row.bound
         grads = tuple(v in self.wanted and o.gradient for v, o in zip(bound.reads, row.signature.inputs, strict=True))
         others = shared(row, grads)
@@ -218,7 +218,7 @@ class MemoryWalk:
                     yield one, n, values[kind][j]
 
     def _of_gradients(self, i: int, row: PlacedRow) -> int:
-        """What is fetched for the gradient's row for which most is."""
+        """Bytes that are fetched for the gradient's row that fetches most."""
         own = {id(one): self.program.row_types[i].of(row.signature.inputs[k].name).fetch for k, one in row.derived}
         moved = Counter[PlacedRow]()
         for one, n, _ in self._fetched_by_gradients(row):
@@ -228,7 +228,7 @@ class MemoryWalk:
         return max(moved.values(), default=0)
 
     def _taken(self, stretch: Stretch) -> set[str]:
-        """What a block that is computed again keeps: roots of what it reads of others."""
+        """Roots of what a block that is computed again keeps: of values that other rows make and it reads."""
         rows = self.program.rows[stretch.start : stretch.stop]
         made = {v for row in rows for v in row.bound.makes}
         reads = {v for row in rows for v in row.bound.reads} - made
@@ -237,12 +237,12 @@ class MemoryWalk:
     # ---- all of them ----
 
     def saved_by(self, stretch: Stretch) -> int:
-        """Bytes that rows of a block keep and that are not kept where it is computed again."""
+        """Bytes that rows of a block keep, and that it doesn't keep where it is computed again."""
         roots = {r for i in range(stretch.start, stretch.stop) for r in self.saved[i]}
         return sum(self.size[r] for r in roots - self._taken(stretch))
 
     def memory(self, again: Sequence[Stretch] | None = None) -> NetworkMemory:
-        """Of a step.
+        """The memory of a step.
 
         Args:
             again: blocks that backward computes again; by default the program's.
@@ -268,7 +268,7 @@ class MemoryWalk:
         )  # fmt: skip
 
     def by_row(self) -> Iterator[tuple[int | None, str, int]]:
-        """(row, what, bytes) of the most that is there, by the row that first reads or keeps it; None: of none."""
+        """(row, what, bytes) of memory at its peak, by the row that first reads or keeps it; None: no row."""
         found, program = self.memory(), self.program
         first = {v: i for i, row in reversed([*enumerate(program.rows)]) for v in row.bound.reads}
         own = {n for n, v in program.values.items() if v.kind in ("parameter", "buffer", "constant")}
@@ -282,7 +282,7 @@ class MemoryWalk:
         yield None, "on its way", found.passing
 
     def _forward(self, own: set[str]) -> int:
-        """The most at a time."""
+        """The most bytes at a time in forward."""
         last: dict[str, int] = {}
         for i, row in enumerate(self.program.rows):
             last |= {self.root.get(v, v): i for v in row.bound.reads}
@@ -298,7 +298,7 @@ class MemoryWalk:
             keeps |= stays
             moving = {f"{i} {what}" for what in _moving(row)} - stays
             beside = sum(self.size.get(root, 0) for root in moving)
-            beside += max(  # while it is computed, or while what it reads or makes is on its way
+            beside += max(  # while the row is computed, or its operands or results move
                 self._pieces(row)
                 + max(self._copies(i, row, False), self._wide(i, row, False))
                 + self._beside(i, row, False),
@@ -313,7 +313,7 @@ class MemoryWalk:
         return most
 
     def _backward(self, uses: dict[str, int], saved: int, own: set[str], learnt: set[str]) -> int:
-        """The most at a time: saved tensors go, gradients come."""
+        """The most bytes at a time in backward: saved tensors go, gradients come."""
         wanted, most, storage, sizes = self.wanted, 0, dict[str, str](), dict[str, int]()
         inputs = sum(self.size[n] for n, v in self.program.values.items() if v.kind == "input" and n not in uses)
         done, grad_bytes, packed, flying = set[str](), 0, packed_bytes(self.program, self.rank), 0
@@ -344,7 +344,7 @@ class MemoryWalk:
                 chain = tuple(row.back[k] or ())
                 size, made_in = self.of_gradient[name], types.fetch[k]
                 is_moved = moves(chain) and not (k == row.early and row.split)
-                kinds = {made_in, types.reads[k], types.on_the_way_back(row, k)}  # made, cast, and on its way
+                kinds = {made_in, types.reads[k], types.on_the_way_back(row, k)}  # it is made, cast, and travels
                 kinds = kinds if name in learnt else {types.on_the_way_back(row, k)}
                 read = sum(self._bytes(chain[0].src, sets, kind) for kind in kinds) if is_moved else size
                 if name in learnt and not is_moved and made_in != types.reads[k]:
@@ -354,7 +354,7 @@ class MemoryWalk:
                     done.add(name)
                 elif same and name not in storage and not moves(chain):
                     storage[name] = same
-                    sizes[same] = sizes[same] or size  # put together, and handed on so
+                    sizes[same] = sizes[same] or size  # written out, and handed on so
                     continue
                 else:
                     storage[name] = f"{name} {i}"
@@ -364,10 +364,10 @@ class MemoryWalk:
                 new += size * (is_moved or chunks > 1)
             copied = max(self._copies(i, row, True), self._wide(i, row, True)) + self._beside(i, row, True)
             left = gone
-            if not row.derived:  # nobody reads results' gradients any more where operands' are brought back
+            if not row.derived:  # nothing reads results' gradients any more when operands' move back
                 others = {root for name, root in storage.items() if name not in row.bound.makes}
                 left = sum(sizes[root] for root in {storage[v] for v in row.bound.makes if v in storage} - others)
-            most = max(  # while results' gradients are fetched, while gradients are made, while these are brought back
+            most = max(  # while results' gradients move, operands' gradients are made, and these move back
                 most,
                 before + given + put + max(self._repacked(row, row.given), self._of_gradients(i, row)),
                 before + given - gone * (chunks == 1) + put + made // chunks + summed + copied,
@@ -383,21 +383,21 @@ class MemoryWalk:
         return most
 
     def _repacked(self, row: PlacedRow, chains: Sequence[Chain | None]) -> int:
-        """While these conversions move, one after the other: of a row in chunks one chunk."""
+        """Bytes packed while these conversions move, one after the other; of a row in chunks those of one chunk."""
         sets, names = index_sets(row.signature, self.program.grid), (*row.bound.reads, *row.bound.makes)
         size = max(self._size_of(v) for v in names if v)
         most = max((repacked(c, sets, self.rank) for chain in chains for c in chain or ()), default=0)
         return most * size // (row.chunks.count if row.chunks else 1)
 
     def _pieces(self, row: PlacedRow) -> int:
-        """Of a row in pieces, what they take while they are put together."""
+        """Bytes that a row's pieces take while they are put together."""
         if not is_in_pieces(row):
             return 0
         dtype = next(self.program.types[v] for v in row.bound.makes if v)
         return result_elements(row, self.program.grid, self.rank) * element_bytes(dtype)
 
     def _wide(self, i: int, row: PlacedRow, backward: bool) -> int:
-        """Of moments of a narrow type what a rank casts: x; of a batch norm's gradient that, dy and the sum."""
+        """Bytes that moments of a narrow type cast: x; and in a batch norm's gradient x, dy and the sum."""
         types = self.program.row_types[i]
         if row.signature.reduction != "merge" or not any(row.store):
             return 0
@@ -408,8 +408,8 @@ class MemoryWalk:
         return max(prod(part.reads[0]) for part in self.parts[i]) * wide * times
 
     def _beside(self, i: int, row: PlacedRow, backward: bool) -> int:
-        """Of a convolution the gradient of what it reads with zeros beside it, or cast, of which its operand's is made;
-        of a narrow norm in one call its wide result, or dy and the gradient of x."""
+        """Bytes of a convolution's gradient with zeros beside it, or cast, from which its operand's is taken; or of a
+        narrow norm in one call its wide result, or dy and the gradient of x."""
         if self.norms.get(i) == "made" and element_bytes(self.program.row_types[i].fetch[0]) < 4:
             return prod(self.parts[i][0].reads[0]) * 4 * (1 + backward)
         if not backward or row.bound.operation.convolves is None or row.bound.reads[0] not in self.wanted:
@@ -417,7 +417,7 @@ class MemoryWalk:
         return max((self.size[root] for root in self.saved[i] if root.startswith(f"{i} within")), default=0)
 
     def _copies(self, i: int, row: PlacedRow, backward: bool) -> int:
-        """Of a convolution; of one in pieces also what of its operand, and of dy, is no block in memory."""
+        """Bytes that a convolution copies; in pieces, also parts of its operand and of dy that are no whole blocks."""
         bound, types = row.bound, self.program.row_types[i]
         if bound.operation.convolves is None:
             return 0

@@ -1,5 +1,5 @@
-"""Layer, group and instance norms that a rank computes in one call of ATen's, as templates/runtime/norms.py does: the
-last row makes the result of what the first one reads, and between them is nothing."""
+"""Layer, group and instance norms that a rank computes in one call of ATen, as templates/runtime/norms.py does: the
+last row makes its result from what the first row reads, and the rows between do nothing."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from convgen.program.rows import PlacedRow, at_rank
 
 
 def norms_at_once(program: Program, rank: int) -> dict[int, str]:
-    """By number of a row: `left`, moments that nobody makes; `handed`, a row that hands on what it reads, forward and
-    backward; `made`, the one that computes all."""
+    """By number of a row: `left`, moments that are not computed; `handed`, a row that hands on what it reads, forward
+    and backward; `made`, the row that computes all."""
     found: dict[int, str] = {}
     makers = {v: i for i, row in enumerate(program.rows) for v in row.bound.makes}
     readers = readers_of(program)
@@ -28,7 +28,7 @@ def norms_at_once(program: Program, rank: int) -> dict[int, str]:
 
 
 def _is_whole(program: Program, moments: PlacedRow, row: PlacedRow, rank: int) -> bool:
-    """Whether all that shares moments is on the rank and is normalised there."""
+    """Whether all elements that share moments are on one rank and are normalised there."""
     operation, derived = moments.bound.operation, dict(moments.derived).get(0)
     if not isinstance(operation, Moments) or derived is None or moments.bound.reads[0] != row.bound.reads[0]:
         return False

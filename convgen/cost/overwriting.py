@@ -1,4 +1,4 @@
-"""Rows that write their result over their first operand, as ranks do where nobody else has it."""
+"""Rows that write their result over their first operand, as ranks do where nothing else needs it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from convgen.program.network import Program
 
 
 def overwriting(program: Program) -> frozenset[int]:
-    """Numbers of such rows: nothing else reads the operand, and neither does the gradient of what makes it
+    """Numbers of such rows: no other row reads the operand, nor does the gradient of the row that makes it
     (templates/runtime/actions.py, may_write_over)."""
     readers = Counter(v for row in program.rows for v in row.bound.reads)
     makers = {v: i for i, row in enumerate(program.rows) for v in row.bound.makes if v}

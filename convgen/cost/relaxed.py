@@ -1,14 +1,15 @@
-"""Prices that no step of training is below, whatever of it travels meanwhile: a sum over rows, as searches want it.
+"""Prices below which no step of training is, whatever overlaps in it: a sum over rows, as searches need.
 
-A step is forward, then backward. In each, a rank computes its part, and stands still for what nothing hides; and all
-that moves shares its link, one byte after the other (cost/link.py). So each takes at least either, and also any mean:
+A step is forward, then backward. In each, a rank computes its part, and waits for collectives that nothing hides; and
+all its collectives share one link, a byte after the other (cost/link.py). So each pass takes at least either of these
+times, and at least any mean of the two:
 
     share (what one rank computes + what can't be hidden) + (1 - share) (seconds of bytes that move)
 
-which is a sum over rows. What is hidden may be halos, gathers, scatters and sums; transposes (all_to_all) never are.
-Bytes count as on the best algorithm for many of them, since buckets and chunks may choose another one; those of halos
-not at all, as one wide halo may stand for several (widen-halos). What was measured, or off the model, says nothing of
-other sizes: of such machines bytes count nothing.
+which is a sum over rows. Halos, gathers, scatters and sums may be hidden; transposes (all_to_all) never are. Bytes are
+priced as part of many, by the algorithm that is best for many, since buckets and chunks may choose another one. Halos
+count nothing, as one wide halo may stand for several (widen-halos); neither do bytes on machines with measured
+collectives, as these say nothing of other sizes.
 """
 
 from __future__ import annotations
@@ -28,16 +29,17 @@ from convgen.cost.rows import Price
 from convgen.cost.timeline import rank_seconds
 from convgen.operations.row import Operation
 
-MANY = 1 << 40  # bytes of which latencies are no part to speak of
+MANY = 1 << 40  # bytes of so large a collective that latencies don't matter
 WAITED = ("all_to_all",)
 
 
 class Relaxed(Price):
-    """
+    """Prices of a row's steps as parts of a lower bound.
+
     Args:
         price: what steps cost.
-        rank: that computes.
-        share: of what it computes, and of what can't be hidden; the rest is of bytes.
+        rank: the rank whose computing counts.
+        share: the weight of computing and of what can't be hidden; bytes have the rest.
     """
 
     def __init__(self, price: Price, rank: int, share: float) -> None:
@@ -67,7 +69,7 @@ class Relaxed(Price):
 
 
 class _Waited(Moves):
-    """What of conversions is waited for, or keeps links busy."""
+    """What conversions make ranks wait, or keep links busy, weighted."""
 
     def __init__(self, price: Price, share: float) -> None:
         super().__init__(price.grid, price.machine, price.element_bytes)
@@ -86,7 +88,7 @@ class _Waited(Moves):
 
 @lru_cache(maxsize=1 << 12)
 def byte_seconds(grid: Grid, machine: Machine, kind: Kind, over: Axes) -> float:
-    """Of each byte that a rank sends, at least, as one of many."""
+    """The least seconds for each byte that a rank sends, as one of many."""
     how = machine.collectives.of(kind)
     names = usable(kind, grid.over(over)) if how == "best" else (how,)
 

@@ -1,10 +1,10 @@
 """Who sends whom how much in each round of a collective, by place in the group.
 
-What collectives.py has as formulas for links of one kind, as messages: links.py puts them on a machine's links, and
-a test adds them up to the formulas. A group of p ranks is seen as digits: `factors` (inner first, their product is p)
-say how many members share a unit of each level of the machine. A plain algorithm has one digit; a hierarchical one
-works digit by digit, so that the long messages of a reduce-scatter stay inside and only what is left crosses ([SW]
-5.1).
+These are collectives.py's formulas, for links of one kind, as messages: links.py puts them on a machine's links, and a
+test adds them up to the formulas. A group of p ranks has places with digits: `factors` (inner first, their product is
+p) say how many members share a unit of each level of the machine. A plain algorithm has one digit; a hierarchical one
+goes digit by digit, so that the long messages of a reduce-scatter stay inside a unit, and only what is left crosses
+([SW] 5.1).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Round:
 
     Attributes:
         to: the place in the group that each place sends to.
-        share: of the whole vector, in the message.
+        share: the message's part of the whole vector.
         adds: whether what arrives is added to what is there.
-        times: so many rounds are alike.
+        times: how many such rounds there are.
     """
 
     to: NDArray[np.int64]
@@ -40,7 +40,7 @@ def rounds(kind: Kind, algorithm: str, p: int, factors: tuple[int, ...]) -> tupl
 
     Args:
         p: ranks of the group, 2 or more.
-        factors: how many members are in one unit of each level, inner first; hierarchical algorithms go by them.
+        factors: how many members are in one unit of each level, inner first; hierarchical algorithms follow them.
     """
     digits = factors if algorithm.startswith("hierarchical") else (p,)
     match kind, algorithm:
@@ -84,8 +84,8 @@ def _gathered(scatter: Iterator[Round]) -> Iterator[Round]:
 
 
 def _bruck(kind: Kind, p: int) -> Iterator[Round]:
-    """[TRG] 4.1 and [TRG] 4.4: to the place 2^k before, what was gathered so far; or, for an all-to-all, every block
-    whose distance has bit k."""
+    """[TRG] 4.1 and [TRG] 4.4: each place sends to the place 2^k before it what it has gathered so far; or, in an
+    all-to-all, every block whose distance has bit k."""
     for k in range((p - 1).bit_length()):
         distance = 1 << k
         blocks = min(distance, p - distance) if kind == "all_gather" else sum(i >> k & 1 for i in range(p))

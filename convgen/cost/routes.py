@@ -1,8 +1,9 @@
-"""Ways of tensors from one layout to another on a grid: what moves, counted once, whatever links take of it.
+"""Routes of tensors from one layout to another on a grid: what moves, counted once, whatever links take of it.
 
-Each conversion is counted on the axes that it involves (algebra/involved). Thousands of ways are alike in all that
-their price depends on: those are one route. On levels of links, or links that are shared, an exchange is known by what
-its messages load the links with; where these are more than MOST_PAIRS, by what its busiest rank sends and receives.
+Each conversion is counted on the axes that it involves (algebra/involved). Thousands of conversions are alike in all
+that their price depends on, and are one route. On several levels of links, or shared links, an exchange is known by
+what its messages put on the links; where there are more than MOST_PAIRS of them, by what its busiest rank sends and
+receives.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from convgen.cost.machine import Level
 
 
 class Collective(NamedTuple):
-    """A collective, and elements that the busiest rank sends, and sends or receives."""
+    """A collective; the elements that its busiest rank sends, and those that it sends or receives."""
 
     kind: Kind
     over: Axes
@@ -48,11 +49,11 @@ class Collective(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """An exchange, and elements that the busiest rank sends, and sends or receives.
+    """An exchange; the elements that its busiest rank sends, and those that it sends or receives.
 
     Attributes:
-        peers: the most that a rank has.
-        loads: of links, where all messages were looked at; `times` so many elements.
+        peers: the most ranks that a rank has messages with.
+        loads: what the messages put on the links, where all were looked at; `times` so many elements.
     """
 
     over: Axes
@@ -71,10 +72,10 @@ How = Literal["fetch", "collect"] | Reduction
 
 @dataclass(eq=False, slots=True)
 class Route:
-    """From one layout to another.
+    """What moves from one layout to another.
 
     Attributes:
-        steps: what moves; slices, which don't, left out.
+        steps: collectives and exchanges; slices, which move nothing, are left out.
     """
 
     steps: tuple[Step, ...]
@@ -84,17 +85,17 @@ STAYS = Route(())
 
 
 class Routes:
-    """Of a grid, on levels of links that hold so many ranks each.
+    """Routes on a grid, on levels of links that hold so many ranks each.
 
     Args:
-        levels: of any machine that has such.
+        levels: those of any machine on which as many ranks share each level.
     """
 
     def __init__(self, grid: Grid, levels: tuple[Level, ...]) -> None:
         self.grid, self.links = grid, Links(grid, levels)
         self.plain = len(levels) == 1 and levels[0].shared_bytes_per_s is None
         self._known: dict[object, Route] = {}
-        self._alone: dict[object, tuple[Conversion, tuple[int, int]]] = {}  # and what is sent of an element
+        self._alone: dict[object, tuple[Conversion, tuple[int, int]]] = {}  # with what is sent of one element
         self._direct: dict[tuple[IndexSets, Layout, Layout], Route] = {}
         self._several: dict[object, tuple[Route, ...]] = {}
         self._stored: dict[Stored, Layout] = {}
@@ -106,14 +107,14 @@ class Routes:
         self._blocks: dict[tuple[int, Axes, Window | None], tuple[int, bool]] = {}
 
     def several(self, how: How, sets: IndexSets, one: Layout, stored: tuple[Stored, ...]) -> tuple[Route, ...]:
-        """Between a layout and each of several ways to store the tensor. Machines with other links ask the same."""
+        """Routes between a layout and each of several storages. Machines with other links ask for the same."""
         key = how, sets, one, stored
         if (found := self._several.get(key)) is None:
             found = self._several[key] = tuple([self.one(how, sets, one, self._as_stored(s)) for s in stored])
         return found
 
     def one(self, how: How, sets: IndexSets, one: Layout, stored: Layout) -> Route:
-        """From where a tensor is stored to what is wanted; or from a gradient, or a result by its reduction, back."""
+        """The route from a tensor's storage to a layout; or, from a gradient or by a reduction, back to the storage."""
         if how == "fetch":
             return self.direct(sets, stored, one)
         return self.collecting(sets, one, stored) if how == "collect" else self.reducing(sets, one, stored, how)
@@ -124,7 +125,7 @@ class Routes:
         return found
 
     def direct(self, sets: IndexSets, src: Layout, dst: Layout) -> Route:
-        """From one layout to another."""
+        """The route from one layout to another."""
         if src == dst:
             return STAYS
         key = sets, src, dst
@@ -136,7 +137,7 @@ class Routes:
         return found
 
     def reducing(self, sets: IndexSets, made: Layout, stored: Layout, reduction: Reduction) -> Route:
-        """From a result as a row makes it to where it is stored; what is no sum is gathered first."""
+        """The route from a result as a row makes it to where it is stored; what is no sum is gathered first."""
         if reduction == "sum" or not made.partial:
             return self.direct(sets, made, stored)
         what = reduction, sets, made, stored
@@ -147,7 +148,7 @@ class Routes:
         return known
 
     def collecting(self, sets: IndexSets, found: Layout, stored: Layout) -> Route:
-        """From a gradient as a row found it to where the operand is stored."""
+        """The route from a gradient as a row found it to where the operand is stored."""
         if not found.has_window:
             return self.direct(sets, found, stored)
         what = "collected", self._what(sets, found, stored)
@@ -157,11 +158,11 @@ class Routes:
         return known
 
     def step(self, sets: IndexSets, c: Conversion, rest: Sequence[Rest] = (), inner: int = 1) -> Step | None:
-        """A conversion; None: a slice.
+        """What moves in a conversion; None for a slice.
 
         Args:
             rest: dimensions that `sets` leaves out.
-            inner: elements for each that `sets` has.
+            inner: elements for each element of `sets`.
         """
         return None if c.kind == "slice" else self._counted(involved(sets, c.src, c.dst), c, rest, inner)
 
@@ -182,8 +183,8 @@ class Routes:
         return _collective(self.grid, c, most, left)
 
     def _what(self, sets: IndexSets, src: Layout, dst: Layout) -> What:
-        """All that the price depends on: dimensions that change, elements for each of theirs, and those dimensions of
-        which ranks have unlike many. Thousands of conversions are alike in it."""
+        """All that a price depends on: dimensions that change, how many elements there are for each element of these,
+        and the other dimensions of which ranks have unequal parts. Thousands of conversions have it in common."""
         if (sides := self._sides.get((sets, src.tensor))) is None:
             own = sides_of(sets, src.tensor)
             sides = tuple([(self._numbers.setdefault(s, len(self._numbers)), s) for s in own])
@@ -206,7 +207,7 @@ class Routes:
         return tuple(changed), src.partial, dst.partial, left, tuple(uneven)
 
     def _rest(self, rest: Rest) -> tuple[int, bool]:
-        """The most elements of a dimension that a rank has; whether all have as many."""
+        """The most elements that a rank has of a dimension; and whether all ranks have as many."""
         if (found := self._rests.get(rest)) is None:
             dim = rest.side.dim
             even = rest.window is None and dim.groups == 1 and dim.extent % self.grid.over(rest.axes) == 0
@@ -229,14 +230,14 @@ class Routes:
             return Exchange(c.over, sent * left, busy * left, peers)
         found = messages(part.sets, part.src, part.dst, adds=adds)
         sent = int(np.bincount(found[1], weights=found[0]).max()) if len(found[0]) else 0
-        if all(self._rest(r)[1] for r in rest):  # all messages are longer alike
+        if all(self._rest(r)[1] for r in rest):  # all messages grow by the same factor
             return Exchange(c.over, sent * left, 0, 0, self._of_messages(small, found, (), 1), left)
         return Exchange(c.over, sent * left, 0, 0, self._of_messages(small, found, rest, inner))
 
     def _of_messages(
         self, small: Grid, found: tuple[Counts, Counts, Counts], rest: Sequence[Rest], inner: int
     ) -> Loads:
-        """What messages of a small grid, each between so many pairs of ranks, load links with."""
+        """What messages of a small grid, each of which many pairs of ranks send, put on the links."""
         counts, sender, receiver = found
         base, place, crossed = self._between(small)
         size = np.full(len(base), inner, dtype=np.int64)
@@ -252,8 +253,8 @@ class Routes:
         return known
 
     def _between(self, small: Grid) -> tuple[Counts, Counts, Counts]:
-        """Of a small grid the first rank of each place along the other axes, its own ranks beside that, and the level
-        that a message crosses: [first rank, from, to]."""
+        """For a small grid: the first rank at each place along the other axes; the small grid's ranks, counted from
+        that one; and the level that a message crosses, [first rank, from, to]."""
         if (known := self._crossed.get(small.names)) is None:
             grid = self.grid
             base, place = grid.firsts(a for a in grid.names if a not in small.names), grid.firsts(small.names)
@@ -263,16 +264,16 @@ class Routes:
         return known
 
     def _widths(self, rest: Rest, ranks: Counts) -> Counts:
-        """Elements that these ranks have of a dimension."""
+        """How many elements these ranks have of a dimension."""
         axes = tuple([(a, n) for a, n in self.grid.axes if a in rest.axes])
         return widths(axes, rest)[self.grid.places(a for a, _ in axes)[ranks]]
 
 
 def _collective(grid: Grid, c: Conversion, most: tuple[int, int], left: int) -> tuple[Collective, ...]:
-    """A collective that stands alone; none of a slice.
+    """A collective on its own; nothing for a slice.
 
     Args:
-        most: elements that the busiest rank sends, and sends or receives, for each of `left`.
+        most: elements that the busiest rank sends, and that it sends or receives, for each of `left`.
     """
     if c.kind == "slice":
         return ()
@@ -289,7 +290,7 @@ def _routes_on(grid: Grid, levels: tuple[Level, ...]) -> Routes:
 
 
 def routes_on(grid: Grid, levels: tuple[Level, ...]) -> Routes:
-    """One for all machines whose levels hold as many ranks, and share links or don't."""
+    """The routes that all machines share whose levels hold as many ranks, and share links alike."""
     alike = [replace(one, name="", latency_s=1.0, bytes_per_s=1.0) for one in levels]
     return _routes_on(
         grid, tuple([one if one.shared_bytes_per_s is None else replace(one, shared_bytes_per_s=1.0) for one in alike])
@@ -297,5 +298,5 @@ def routes_on(grid: Grid, levels: tuple[Level, ...]) -> Routes:
 
 
 def forget_routes() -> None:
-    """Let go of those of all grids."""
+    """Forget the routes of all grids."""
     _routes_on.cache_clear()

@@ -1,8 +1,8 @@
 """The price of a network's rows: what is moved, and what the busiest rank computes, forward and backward.
 
-The price of a program is the sum over its steps, one after the other. Local work is a roofline: flops over the
-machine's rate, or elements over its memory's, and the overhead of a launch. The vjp of an operation takes what the
-operation does for each operand that wants a gradient: exact for products, of which convolutions are one.
+The price of a program is the sum over its steps, one after the other. Local work is a roofline, flops over the
+machine's rate or bytes over its memory's, and a launch. The vjp of an operation takes as long as the operation, once
+for each operand that wants a gradient: exact for products, of which convolutions are one.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ LONGEST = 1 << 56  # picoseconds of a step, added up in 64 bits
 
 
 def held(time_ps: int) -> int:
-    """What sums in 64 bits hold.
+    """The same picoseconds, which 64 bits can add up.
 
     Raises:
-        InputError: more than that.
+        InputError: there are more than that.
     """
     if time_ps >= LONGEST:
         fact = f"one operation may take {time_ps / PICOSECONDS / 3600:.3g} hours, more than plans add up"
@@ -57,7 +57,7 @@ def held(time_ps: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Computed:
-    """What is known of a grid's rows that links don't decide: layouts, and what ranks compute."""
+    """What is known of a grid's rows whatever the links: layouts, and what ranks compute."""
 
     tensors: dict[Signature, dict[str, IndexSets]] = field(default_factory=dict[Signature, dict[str, IndexSets]])
     layouts: dict[tuple[Signature, str, Roles, bool], Layout] = field(
@@ -74,10 +74,10 @@ class Computed:
 
 
 class Price:
-    """What steps cost on a machine, for values of one dtype on one grid. Remembers what it was asked.
+    """What steps cost on a machine, for values of one dtype on one grid. Remembers its answers.
 
     Args:
-        computed: on machines that differ in links alone.
+        computed: answers shared by machines that differ in links alone.
     """
 
     def __init__(self, grid: Grid, machine: Machine, dtype: str, computed: Computed | None = None) -> None:
@@ -91,10 +91,10 @@ class Price:
         self._others: dict[str, Price] = {}
 
     def of(self, kind: str) -> Price:
-        """The same for values of another type, which machines may not compute in, as integers.
+        """The price for values of another type; machines may have no rate for it, as for integers.
 
         Args:
-            kind: "": this one; float32 of a network whose products take TF32 is this one, too.
+            kind: "" for this price's own; float32 is this one too where products take TF32.
         """
         if kind in ("", self.dtype) or (kind, self.dtype) == ("float32", TFLOAT32):
             return self
@@ -104,12 +104,12 @@ class Price:
 
     @cached_property
     def latencies(self) -> Price:
-        """The same where links take nothing but latencies."""
+        """The price where links take latencies alone."""
         return price_on(self.grid, self.machine.without_bytes, self.dtype)
 
     @cached_property
     def processor(self) -> Price | None:
-        """What links take of the processor; None where that is nothing."""
+        """The price of what links take of the processor; None where that is nothing."""
         machine = self.machine.processor
         return None if machine is None else price_on(self.grid, machine, self.dtype)
 
@@ -136,8 +136,8 @@ class Price:
         """Picoseconds of an operation on the busiest rank.
 
         Args:
-            asked: of its vjp instead, for these operands.
-            derived: those of them whose gradients rows of their own make.
+            asked: price the vjp instead, for these operands.
+            derived: those among them whose gradients rows of their own make.
         """
         key = operation, way, tuple(roles.items()), None if asked is None else tuple(asked), tuple(derived)
         if (known := self._local.get(key)) is None:
@@ -166,7 +166,7 @@ class Price:
         asked: Collection[int] | None = None,
         derived: Collection[int] = (),
     ) -> StepWork:
-        """What the busiest rank computes, as machines know it that measured it. Arguments are those of `local`."""
+        """What the busiest rank computes, as the key of measured work. Arguments are those of `local`."""
         signature, sizes = operation.signatures[way], self.grid.sizes
         extents = ((i, most_of(n, [sizes[a] for a in roles.get(i, ())])) for i, n in signature.extents)
         done = [*self.launches(operation, way, roles, asked, derived)]
@@ -187,9 +187,9 @@ class Price:
         asked: Collection[int] | None = None,
         derived: Collection[int] = (),
     ) -> float | None:
-        """Seconds of local work that was measured, else None. Arguments are those of `local`.
+        """Measured seconds of local work, else None. Arguments are those of `local`.
 
-        Gradients of a product are measured one by one: several are measured where all of them are.
+        Gradients of a product are measured one by one: several count as measured where each one is.
         """
         steps = self.machine.steps
         if not steps:
@@ -223,11 +223,11 @@ class Price:
         asked: Collection[int] | None = None,
         derived: Collection[int] = (),
     ) -> Iterator[tuple[int, Launch]]:
-        """How often each launch is taken, and it, on the busiest rank.
+        """Each launch on the busiest rank, with how often it is taken.
 
         Args:
-            asked: of the operation's vjp instead, for these operands.
-            derived: those of them whose gradients rows of their own make.
+            asked: launches of the operation's vjp instead, for these operands.
+            derived: those among them whose gradients rows of their own make.
         """
         sizes = self.grid.sizes
         nests = tuple((index, tuple(sizes[a] for a in axes)) for index, axes in roles.items() if axes)
@@ -243,7 +243,7 @@ class Price:
         roles: Mapping[str, Axes],
         asked: Collection[int] | None,
     ) -> int:
-        """As measured, phase by phase; those that were not by the roofline."""
+        """Picoseconds as measured, phase by phase; phases that were not measured by the roofline."""
         key = (operation, way, tuple(roles.items()))
         if key not in self._phases:
             signature = operation.signatures[way]
@@ -264,7 +264,7 @@ class Price:
         return total
 
     def measured(self, operation: Operation, way: int, roles: Mapping[str, Axes], asked: Collection[int] | None) -> int:
-        """How many local steps of a call of `local` were measured."""
+        """How many local steps `local` has measured seconds for, with these arguments."""
         if self.measured_s(operation, way, roles, asked) is not None:
             return len(asked or (0,)) if operation.is_product else 1
         if self.machine.timed is None or operation.convolves is None:
@@ -282,11 +282,11 @@ class Price:
         return self.seconds_of(done, rate, rides=operation.rides)
 
     def seconds_of(self, done: Work, flops_per_s: float | None = None, *, rides: bool = False) -> int:
-        """Picoseconds.
+        """Picoseconds of work by the roofline.
 
         Args:
-            flops_per_s: that it reaches; by default what a convolution does on average.
-            rides: it has no launch of its own.
+            flops_per_s: the rate that it reaches; by default convolutions' average.
+            rides: whether it has no launch of its own.
         """
         busy = max(
             done.flops / (flops_per_s or self.machine.flops_per_s(self.dtype)),
@@ -295,20 +295,20 @@ class Price:
         return round((busy + (0.0 if rides else self.machine.rows_launch_s)) * PICOSECONDS)
 
     def over_stored(self, operation: Operation, stored: Stored) -> int:
-        """Picoseconds of a row over what is stored so, each dimension of which is an index."""
+        """Picoseconds of a row over a tensor stored so, each dimension of which is an index of the row."""
         indices = (made.indices[0] for made in operation.signatures[0].results[0].dims)
         return self.local(operation, 0, {i: axes for i, axes in zip(indices, stored, strict=True) if axes})
 
     # ---------------------------------------------------------------- of a tensor, stored in any of several ways
     def tensors(self, signature: Signature) -> dict[str, IndexSets]:
-        """Operands and results by their names, each alone: rows whose operands are alike ask the same."""
+        """Index sets of operands and results by name, one by one, so that rows with equal operands share them."""
         if (found := self._tensors.get(signature)) is None:
             found = {o.name: one_tensor(self.grid.axes, s) for o, s in sides(signature)}
             self._tensors[signature] = found
         return found
 
     def wants(self, signature: Signature, operand: Operand, roles: Roles) -> Layout:
-        """An operand as a row reads it, or a result as it makes it, under these roles."""
+        """The layout in which a row reads an operand, or makes a result, under these roles."""
         key = (signature, operand.name, roles, False)
         if (found := self._layouts.get(key)) is None:
             sets = self.tensors(signature)[operand.name]
@@ -316,7 +316,7 @@ class Price:
         return found
 
     def gradient(self, signature: Signature, operand: Operand, roles: Roles) -> Layout:
-        """An operand's gradient as a row finds it."""
+        """The layout in which a row finds an operand's gradient."""
         key = (signature, operand.name, roles, True)
         if (found := self._layouts.get(key)) is None:
             sets = self.tensors(signature)[operand.name]
@@ -324,7 +324,7 @@ class Price:
         return found
 
     def fetched(self, sets: IndexSets, stored: tuple[Stored, ...], wanted: Layout) -> Counts:
-        """Picoseconds from each of these to what is wanted."""
+        """By storage, picoseconds from there to what is wanted."""
         return self._vector("fetch", sets, wanted, stored)
 
     def reduced(
@@ -336,7 +336,7 @@ class Price:
         *,
         parameter: bool = False,
     ) -> Counts:
-        """From a result as a row makes it to each of these.
+        """By storage, picoseconds from a result as a row makes it to there.
 
         Args:
             parameter: whether the result is a parameter's gradient.
@@ -346,10 +346,10 @@ class Price:
     def collected(
         self, sets: IndexSets, found: Layout, stored: tuple[Stored, ...], *, parameter: bool = False
     ) -> Counts:
-        """From a gradient as a row found it to each of these.
+        """By storage, picoseconds from a gradient as a row found it to there.
 
         Args:
-            parameter: whether it is a parameter's.
+            parameter: whether the operand is a parameter.
         """
         return self._vector("collect", sets, found, stored, parameter=parameter)
 
@@ -367,7 +367,7 @@ class Price:
 
 @lru_cache(maxsize=32)
 def price_on(grid: Grid, machine: Machine, dtype: str) -> Price:
-    """One for all searches of a grid."""
+    """The price that all searches on a grid share."""
     return _new_price(grid, machine, dtype)
 
 
@@ -377,16 +377,16 @@ def _new_price(grid: Grid, machine: Machine, dtype: str) -> Price:
 
 @lru_cache(maxsize=32)
 def computed_on(_grid: Grid, _computing: Machine, _dtype: str) -> Computed:
-    """One for all machines that compute alike."""
+    """What machines that compute alike have in common."""
     return Computed()
 
 
 @dataclass(frozen=True)
 class ProgramCost:
-    """A training step, forward and backward, one step after the other.
+    """The cost of a training step, forward and backward, one step after the other.
 
     Attributes:
-        rows: of each row, picoseconds of (computing, moving).
+        rows: for each row, picoseconds of (computing, moving).
     """
 
     rows: tuple[tuple[int, int], ...]
@@ -432,10 +432,10 @@ def row_cost(
     """Picoseconds of a row's (computing, moving).
 
     Args:
-        price: of the network's type; types: of what the row moves and makes.
+        price: in the network's type; types: in which the row moves and makes values.
         wanted: by operand, whether it wants a gradient.
-        bias: what it has to do with one.
-        again: whether backward computes it again.
+        bias: what the row has to do with a bias.
+        again: whether backward computes the row again.
         learnt: values that are parameters.
     """
     here = price.of(types.local)
@@ -468,17 +468,17 @@ def row_cost(
 
 
 def own_ps(row: PlacedRow, price: Price, bias: Biased = NONE) -> int:
-    """Picoseconds of local work forward: nothing of a bias that reads the sum where its product has made it.
+    """Picoseconds of forward's local work: none for a bias that reads the sum where its product has made it.
 
     Args:
-        price: of the type in which it computes; bias: what the row has to do with one.
+        price: in the type in which the row computes; bias: what the row has to do with a bias.
     """
     rides = bias.is_bias and price.machine.adds_biases and stays(row)
     return 0 if rides else price.local(row.bound.operation, row.way, dict(row.roles))
 
 
 def pass_ps(row: PlacedRow, price: Price, bias: Biased = NONE) -> int:
-    """Picoseconds of the bias's pass that a product makes needed, as it moves what it has made: over what is stored."""
+    """Picoseconds of the pass over memory that a product's bias takes where the product's result moves."""
     if bias.behind is None or not price.machine.adds_biases or leaves(row):
         return 0
     return price.over_stored(bias.behind, row.makes[0])

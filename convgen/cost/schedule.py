@@ -1,6 +1,6 @@
 """The cost of a schedule, added up from its steps.
 
-Two objectives. Seconds: the steps one after the other, each as slow as its slowest rank. Bytes: what a rank
+There are two objectives. Seconds: the steps one after the other, each as slow as its slowest rank. Bytes: what a rank
 sends over the three phases, taken as the sum over the steps of the most that any rank sends in that step.
 """
 
@@ -37,7 +37,7 @@ class ScheduleCost:
     steps: tuple[CostedStep, ...]
 
     def total(self, *phases: Phase) -> StepCost:
-        """Of the phases named, or of all: of each step what its busiest rank sends, computes and takes."""
+        """The sum over the phases named, or over all, of what each step's busiest rank sends, computes and takes."""
         return sum((s.cost for s in self.steps if s.phase in (phases or PHASES)), start=FREE)
 
 

@@ -27,18 +27,18 @@ from convgen.spec.text import shown
 
 STEPS = "measured_steps"
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "exchange")
-MOST = 4096  # steps of a file
+MOST = 4096  # steps that a file may have
 _SAID = ("seconds", "spread")
 _ROW = ("row", "extents", "flops", "elements", "type", *_SAID)
 _TRAVEL = ("collective", "ranks", "links", "bytes", *_SAID)
-DIGITS = 4
+DIGITS = 4  # of a written number
 
 
 def read_steps(value: object) -> MeasuredSteps:
-    """The list of a file.
+    """The measured steps of a file's list.
 
     Raises:
-        InputError: what is no measurement, or one work measured twice.
+        InputError: an item is no measurement, or a step stands there twice.
     """
     if not isinstance(value, list):
         raise InputError(f"{STEPS} is no list", (STEPS,), hint="a list of measured steps, or nothing")
@@ -93,7 +93,7 @@ def _count(value: object, place: Place) -> int:
 
 
 def steps_text(steps: MeasuredSteps) -> str:
-    """The list as a file has it."""
+    """The list as a file's text."""
     if not steps:
         return ""
     remark = "  # where the model was off, by --correct; spread: (p80 - p20) / median"
@@ -121,12 +121,12 @@ def _quoted(name: str) -> str:
 
 
 def as_written(steps: MeasuredSteps) -> MeasuredSteps:
-    """With the digits that a file has."""
+    """The steps with as many digits as a file has."""
     return MeasuredSteps(tuple((step, Seconds(*(float(_number(n)) for n in taken))) for step, taken in steps.steps))
 
 
 def with_steps(content: str, steps: MeasuredSteps) -> str:
-    """A file's text with this list in the place of its own, or behind all else; every other line stays."""
+    """A file's text with this list in the place of its own, or at the end; every other line stays."""
     kept = "".join(_others(content.splitlines(keepends=True)))
     if kept and not kept.endswith("\n"):
         kept += "\n"
@@ -134,7 +134,7 @@ def with_steps(content: str, steps: MeasuredSteps) -> str:
 
 
 def _others(lines: list[str]) -> Iterator[str]:
-    """Lines without the list's; remarks behind it are not its own."""
+    """Lines but for those of the list; remarks behind the list are not its own."""
     inside, between = False, list[str]()
     for line in lines:
         if inside and (line.startswith("#") or not line.strip()):
@@ -151,10 +151,10 @@ def _others(lines: list[str]) -> Iterator[str]:
 
 
 def write_steps(path: Path, steps: MeasuredSteps) -> None:
-    """Put measured steps into a machine's file: all of it or nothing, once it reads back as that machine with them.
+    """Put measured steps into a machine's file: all or nothing, and only if it reads back as the machine with them.
 
     Raises:
-        InputError: the file can't be written, or its list can't be told from what else is in it.
+        InputError: the file can't be written, or its list can't be told from the rest of it.
     """
     from convgen.cost.machine_file import read_machine
 

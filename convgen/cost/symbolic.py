@@ -1,9 +1,9 @@
-"""The same costs as formulas: sympy expressions in N, C, F, H, Ho, ... and the sizes of the grid's axes.
+"""Costs as formulas: sympy expressions in N, C, F, H, Ho, ... and the sizes of the grid's axes.
 
 Every expression is derived from a step's types, none is written for an algorithm. It holds for an interior
 rank (one whose halos no edge of the tensor cuts) where extents divide: each dimension by its axes, and, where
-a spatial dimension is split, H = S Ho (Ho = S H where it is transposed). What has no such form (an exchange that
-reorders axes, whose ranks differ) has none here; the index sets of traffic.py are exact for every rank and every
+a spatial dimension is split, H = S Ho (Ho = S H where it is transposed). An exchange that reorders axes has no
+such form, as its ranks differ, and gets none; the index sets of traffic.py are exact for every rank and every
 extent.
 
 | symbol | is |
@@ -36,7 +36,7 @@ from convgen.program.nodes import Compute, Convert, Schedule, Step
 
 Expr = Any  # sympy.Expr
 
-_SAMPLE = 10**6  # a block of as many rows, as many rows from the edge: far from either edge of the tensor
+_SAMPLE = 10**6  # rows of a block, and rows between it and the edge: far from either edge of the tensor
 
 
 @cache
@@ -60,10 +60,10 @@ class Formula:
     """What one step costs an interior rank.
 
     Attributes:
-        elements: sent to others; None where there is no closed form.
-        flops: of a local operation.
-        moved_bytes: of a local operation, read and written.
-        seconds: in alpha, beta, gamma, peak, memory and launch; None where elements is.
+        elements: those sent to others; None where there is no closed form.
+        flops: what a local operation computes.
+        moved_bytes: bytes that a local operation reads and writes.
+        seconds: in alpha, beta, gamma, peak, memory and launch; None where `elements` is None.
     """
 
     elements: Expr | None
@@ -90,9 +90,9 @@ def formulas(
     """For every step's result, what the step costs.
 
     Args:
-        element_bytes: of the layer's dtype, a number or a symbol.
+        element_bytes: bytes of an element, a number or a symbol.
         kernel: keep the kernel as a symbol: K, or K_H and so on where its dimensions differ.
-        virtual_padding: of the space that the schedule is for.
+        virtual_padding: as the schedule's space has it.
         collectives: the algorithms, by name (`best` depends on numbers); a logarithm is rounded up.
     """
     types, sizes = schedule.types(), Sizes(conv, kernel=kernel, virtual_padding=virtual_padding)
@@ -182,11 +182,11 @@ class Sizes:
         return prod(symbol(f"K_{s.name}") for s in self.conv.spatial)
 
     def inner(self, tensor: str) -> Expr:
-        """Elements for each of its dimensions' indices."""
+        """Elements at each position of the tensor's dimensions: taps of w, else 1."""
         return self.taps() if tensor == "w" else sympy().Integer(1)
 
     def extent(self, tensor: str, dim: int) -> Expr:
-        """The whole dimension."""
+        """The extent of the whole dimension."""
         d = self.conv.dims(tensor)[dim]
         if self.conv.has_rows(tensor, dim):
             return symbol(d.name + ("o" if tensor == "y" else ""))
@@ -222,7 +222,7 @@ class Sizes:
         return interior_window(s, tensor, frame=frame)
 
     def _whole(self, s: Spatial, tensor: str, frame: bool) -> tuple[Expr, Expr]:
-        """The window of an unsplit dimension: the rows that are read, in the frame padding on both sides too.
+        """The window of an unsplit dimension: the rows that are read; in the frame with the padding on both sides.
 
         `tensor` as for interior_window.
         """

@@ -1,13 +1,13 @@
 """A step of training in time: what every rank computes, what travels meanwhile, and who waits for what.
 
-Each rank computes one thing after the other; a collective begins when the last of the ranks has come to it. One that is
-waited for at once stops all of them; one that is started goes on beside, in a lane of its own (cost/link.py), and
-stops a rank only where it is waited for and not over.
+Each rank computes one thing after the other; a collective begins when the last of the ranks has come to it. A
+collective that is waited for at once stops all ranks. One that is started goes on beside, in a lane of its own
+(cost/link.py), and stops a rank only where the rank waits for it before it is over.
 
-Prices are the program's (cost/rows.py): local work by rank, conversions by the busiest, of which latencies apart: these
-slow no other lane down. What a conversion in a lane takes of the processor, the ranks compute later, where the machine
-says so. A row in pieces costs a launch for each piece, and a copy of its result; one in chunks launches as dear as a
-layer's module.
+Prices are the program's (cost/rows.py): local work by rank, conversions by the busiest rank, with latencies apart, as
+these slow no other lane down. Where the machine's file says what an overlapped conversion takes of the processor, the
+ranks lose that time. A row in pieces costs a launch for each piece, and a copy of its result; a chunk costs a launch of
+a layer's module.
 
 Source: docs/overlap.md; [SP] V-B ("greedily overlapping as much computation as possible with an allreduce").
 """
@@ -44,7 +44,7 @@ from convgen.program.network import Bucket, Moved, Program
 from convgen.program.rows import PlacedRow, Roles, index_sets
 
 Seconds = NDArray[np.float64]
-MAIN = "in order"  # the lane of what is waited for at once
+MAIN = "in order"  # the lane of collectives that are waited for at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +52,9 @@ class Span:
     """Something that takes time.
 
     Attributes:
-        rank: whose; -1 for what all ranks take part in.
+        rank: the rank that takes it; -1 for what all ranks take part in.
         lane: "compute", or a lane of the link.
-        because: number of the span that it could not begin before; -1 for none.
+        because: number of the span before whose end it could not begin; -1 for none.
     """
 
     name: str
@@ -71,10 +71,10 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Travelled:
-    """A collective's cost.
+    """A collective and its cost.
 
     Attributes:
-        seconds: that it takes alone.
+        seconds: what it takes alone.
         exposed_s: how long the last of the ranks stood still for it, and what it took of the processor meanwhile.
     """
 
@@ -86,17 +86,17 @@ class Travelled:
 
     @property
     def hidden(self) -> float:
-        """The share of it that costs nothing."""
+        """The share of its seconds that costs nothing."""
         return 1 - min(self.exposed_s / self.seconds, 1.0) if self.seconds else 1.0
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """A step of training.
+    """A step of training on ranks.
 
     Attributes:
-        computing_s: of the rank that computes most.
-        serial_s: computing and moving one after the other, each by the slowest rank.
+        computing_s: seconds of the rank that computes most.
+        serial_s: seconds of computing and moving one after the other, each by its slowest rank.
     """
 
     ranks: int
@@ -117,11 +117,11 @@ class Timeline:
 
     @property
     def hidden(self) -> float:
-        """Of the time that travels take, the share that costs nothing."""
+        """The share of all collectives' seconds that costs nothing."""
         return 1 - min(self.exposed_s / self.moving_s, 1.0) if self.moving_s else 1.0
 
     def critical_path(self) -> list[Span]:
-        """From the end back: of each span what it could not begin before; in order."""
+        """The spans that led to the end, in order: each could not begin before the one in front of it was over."""
         found: list[Span] = []
         here = max(range(len(self.spans)), key=lambda i: self.spans[i].end_s, default=-1)
         while here >= 0:
@@ -130,12 +130,12 @@ class Timeline:
         return found[::-1]
 
 
-Flying = tuple[Transfer, str, int, float]  # its kind, the span before it, and seconds of the processor
+Flying = tuple[Transfer, str, int, float]  # transfer, kind, number of the span before it, seconds of the processor
 
 
 @dataclass
 class _Clock:
-    """Where each rank is, and which of its spans brought it there."""
+    """How far each rank has come, and the span that brought it there."""
 
     price: Price
     link: Link
@@ -144,7 +144,7 @@ class _Clock:
     spans: list[Span] = field(default_factory=list[Span])
     travelled: list[Travelled] = field(default_factory=list[Travelled])
     flying: dict[str, Flying] = field(default_factory=dict[str, Flying])
-    lanes: dict[str, int] = field(default_factory=dict[str, int])  # the last span of each
+    lanes: dict[str, int] = field(default_factory=dict[str, int])  # by lane, number of its last span
 
     @property
     def slowest(self) -> int:
@@ -161,7 +161,7 @@ class _Clock:
         self.at = self.at + seconds
 
     def stop(self, name: str, kind: str, phase: str, seconds: float, latency: float) -> None:
-        """A collective that all wait for."""
+        """Run a collective that all ranks wait for."""
         slowest, start = self.slowest, float(self.at.max())
         end = self.link.finish(self.link.add(name, MAIN, seconds, start, latency))
         mine = self.span(name, MAIN, -1, start, end, self.last[slowest])
@@ -175,11 +175,11 @@ class _Clock:
             self.compute(f"{name} (processor)", np.full_like(self.at, processor))
 
     def wait(self, name: str, phase: str) -> None:
-        """Until what was started is over."""
+        """Bring ranks to the end of what was started."""
         transfer, kind, because, processor = self.flying.pop(name)
         end, latest = self.link.finish(transfer), float(self.at.max())
         before = self.lanes.get(transfer.lane, -1)
-        waited = transfer.start_s > transfer.asked_s and before >= 0  # for the one before it in its lane
+        waited = transfer.start_s > transfer.asked_s and before >= 0  # it waited for its lane's transfer before it
         mine = self.span(name, transfer.lane, -1, transfer.start_s, end, before if waited else because)
         self.lanes[transfer.lane] = mine
         self.travelled.append(Travelled(name, kind, phase, transfer.seconds, max(end - latest, 0.0) + processor))
@@ -203,7 +203,7 @@ def simulate(
     Args:
         links: whether collectives of several lanes share each rank's link, or have one each.
         of_inputs: whether inputs want gradients, too.
-        alike: one rank stands for all that take as long in every step; spans are of those that stand for others.
+        alike: whether one rank stands for all that take as long in every step; spans are then of such ranks alone.
         trains: whether there is a backward pass.
     """
     price, grid = price_on(program.grid, machine, dtype), program.grid
@@ -249,7 +249,7 @@ def simulate(
 
 
 def _timed(program: Program, price: Price, steps: Iterable[Flow]) -> list[tuple[Flow, Seconds]]:
-    """Steps, and seconds by rank of those that are local."""
+    """Steps, each with its seconds by rank, 0 if it is not local."""
     none = np.zeros(price.grid.ranks)
     return [
         (one, local_seconds(price_of(program, price, one), one) if isinstance(one, Local) else none) for one in steps
@@ -257,14 +257,14 @@ def _timed(program: Program, price: Price, steps: Iterable[Flow]) -> list[tuple[
 
 
 def price_of(program: Program, price: Price, local: Local) -> Price:
-    """Of the type in which a row, or a gradient's row, computes."""
+    """The price in the type in which a row, or a gradient's row, computes."""
     row, types = program.rows[local.row], program.row_types[local.row]
     own = next((k for k, one in row.derived if one is local.placed), None)
     return price.of(types.local if own is None else types.of(row.signature.inputs[own].name).local)
 
 
 def _distinct(steps: Sequence[tuple[Flow, Seconds]]) -> NDArray[np.intp]:
-    """One rank of all that compute equally long in every step."""
+    """One rank for each set of ranks that compute equally long in every step."""
     each = {id(seconds): seconds for one, seconds in steps if isinstance(one, Local)}
     times = {seconds.tobytes(): seconds for seconds in each.values() if (seconds != seconds[0]).any()}
     if not times:
@@ -273,7 +273,7 @@ def _distinct(steps: Sequence[tuple[Flow, Seconds]]) -> NDArray[np.intp]:
 
 
 def moved_seconds(program: Program, price: Price, moved: Moved) -> float:
-    """Of a conversion, on the busiest rank."""
+    """Seconds of a conversion on the busiest rank."""
     return _conversion_seconds(_moves(program, price, moved), moved.placed.signature, moved.conversion)
 
 
@@ -287,7 +287,7 @@ def _conversion_seconds(moves: Moves, signature: Signature, conversion: Conversi
 
 
 def started_seconds(program: Program, price: Price, start: Start) -> float:
-    """Of what is started: a bucket, a chunk, or a conversion."""
+    """Seconds of what a Start sends: a bucket, a chunk, or a conversion."""
     if start.bucket is not None:
         return bucket_seconds(program, price, start.bucket, start.moved)
     (moved,) = start.moved
@@ -299,8 +299,9 @@ def started_seconds(program: Program, price: Price, start: Start) -> float:
 
 @lru_cache(maxsize=1 << 13)
 def _chunk_seconds(moves: Moves, row: PlacedRow, c: Conversion, of_operand: bool, number: int) -> float:
-    """Of a chunk: each has the whole's latency, and is off the model as what sends as many bytes is; but all of them
-    together take no less than the whole, since no link rests between them, unless they go a quicker way than it."""
+    """Seconds of a chunk: the whole's latency, and a part of its bytes' seconds, as far off the model as collectives of
+    so many bytes are. All chunks together take no less than the whole, as no link rests between them, unless a chunk
+    goes a quicker way than the whole."""
     machine, grid, how = moves.machine, moves.grid, moves.machine.collectives.of(c.kind)
     least = collective_seconds(grid, machine.levels, c.kind, c.over, 0, machine.add_s_per_byte, how)[0]
     share = float(shares(row, of_operand, grid)[number].max())
@@ -314,7 +315,7 @@ def _chunk_seconds(moves: Moves, row: PlacedRow, c: Conversion, of_operand: bool
 
 
 def bucket_seconds(program: Program, price: Price, bucket: Bucket, moved: Sequence[Moved]) -> float:
-    """Of a bucket's all-reduce, and of packing it: each gradient is read and written once."""
+    """Seconds of a bucket's all-reduce."""
     machine = price.machine
     sent = max(bucket_record(program, bucket, moved)["bytes_sent_per_rank"])
     how = machine.collectives.of("all_reduce")
@@ -328,7 +329,7 @@ def bucket_seconds(program: Program, price: Price, bucket: Bucket, moved: Sequen
 
 @lru_cache(maxsize=1 << 13)
 def local_seconds(price: Price, local: Local) -> Seconds:
-    """By rank. Not to be written to."""
+    """Seconds by rank of a local step. The array is shared: don't write to it."""
     row = local.placed
     if local.rides and price.machine.adds_biases:
         return np.zeros(price.grid.ranks)
@@ -343,17 +344,17 @@ def local_seconds(price: Price, local: Local) -> Seconds:
     share, pieces = _interior(row, price.grid)
     if local.part == "interior":
         return busy * share + launch
-    return busy * (1 - share) + launch * pieces + _held_result(row, price.grid) * copy_s  # put together, or taken apart
+    return busy * (1 - share) + launch * pieces + _held_result(row, price.grid) * copy_s  # pieces are joined, or cut
 
 
 def rank_seconds(
     price: Price, operation: Operation, way: int, roles: Roles, operands: tuple[int, ...], derived: tuple[int, ...]
 ) -> Seconds:
-    """By rank, of an operation or of its gradients, with what launches take.
+    """Seconds by rank of an operation, or of its gradients, launches included.
 
     Args:
-        operands: of the vjp for these; none: of the operation itself.
-        derived: those of them whose gradients rows of their own make.
+        operands: those of the vjp; none for the operation itself.
+        derived: those among them whose gradients rows of their own make.
     """
     busy, launches = _busy_seconds(price, operation, way, roles, operands, derived)
     return busy + launches * price.machine.rows_launch_s
@@ -363,11 +364,11 @@ def rank_seconds(
 def _busy_seconds(
     price: Price, operation: Operation, way: int, roles: Roles, operands: tuple[int, ...], derived: tuple[int, ...]
 ) -> tuple[Seconds, int]:
-    """By rank in whole picoseconds, without what launches take; and how many there are.
+    """Seconds by rank in whole picoseconds, without launches; and the number of launches.
 
     Args:
-        operands: of the vjp for these.
-        derived: those of them whose gradients rows of their own make.
+        operands: those of the vjp.
+        derived: those among them whose gradients rows of their own make.
     """
     machine, total = price.machine, np.zeros(price.grid.ranks)
     there = work_by_rank(operation, way, tuple(sorted(roles)), price.grid, undone=bool(operands))
@@ -394,7 +395,7 @@ def _busy_seconds(
 
 @lru_cache(maxsize=1 << 12)
 def _copied(row: PlacedRow, price: Price) -> Seconds:
-    """By rank, elements of chunks that are put together: of the result, and of an operand whose rows several read."""
+    """By rank, elements that chunks copy: of the result, and of an operand whose rows several chunks read."""
     assert row.chunks is not None
     sets, found = index_sets(row.signature, price.grid), _held_result(row, price.grid)
     k = row.chunks.operand
@@ -406,7 +407,7 @@ def _copied(row: PlacedRow, price: Price) -> Seconds:
 
 @lru_cache(maxsize=1 << 12)
 def _held_result(row: PlacedRow, grid: Grid) -> Seconds:
-    """By rank, elements of what it makes of a result."""
+    """By rank, elements of the result that it makes."""
     (result,) = row.signature.results
     layout = row.store[0][0].src if row.store[0] else Layout(result.name, row.makes[0])
     return volume(index_sets(row.signature, grid).held(layout)).astype(np.float64)
@@ -420,7 +421,7 @@ def _interior(row: PlacedRow, grid: Grid) -> tuple[Seconds, NDArray[np.int64]]:
 
 
 def forget() -> None:
-    """Let go of what is remembered of steps and their prices, as of sizes that nobody asks for again."""
+    """Forget steps and prices, as of sizes that nobody asks for again."""
     for known in (_conversion_seconds, _chunk_seconds, local_seconds, _busy_seconds, _copied, _held_result, _interior):
         known.cache_clear()
     for known in (price_on, computed_on, index_sets, one_tensor, sides_of):
@@ -429,12 +430,12 @@ def forget() -> None:
 
 
 def exposed(timeline: Timeline) -> Iterator[Travelled]:
-    """Collectives, those that cost most first."""
+    """Collectives, the most exposed first."""
     yield from sorted(timeline.travelled, key=lambda one: -one.exposed_s)
 
 
 def by_kind(spans: Iterable[Travelled]) -> dict[str, tuple[int, float, float]]:
-    """Of each kind of collective (how many, seconds, exposed seconds)."""
+    """By kind of collective: how many, their seconds, and their exposed seconds."""
     found: dict[str, tuple[int, float, float]] = {}
     for one in spans:
         n, seconds, out = found.get(one.kind, (0, 0.0, 0.0))

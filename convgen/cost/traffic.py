@@ -61,9 +61,9 @@ def elements_received(space: IndexSets, kind: Kind, over: Axes, src: Layout, dst
 
 
 def elements_summed(space: IndexSets, kind: Kind, over: Axes, src: Layout, dst: Layout) -> Counts:
-    """Elements of the sum that each rank makes of one addend a rank: in a reduce-scatter, or in an all-reduce as above.
+    """Elements of the sum that each rank adds up from one addend a rank, in a reduce-scatter or such an all-reduce.
 
-    Two ranks that reduce all send everything to each other instead, where they add themselves.
+    Where two ranks all-reduce, each sends the other everything, and both add all of it.
     """
     if kind == "reduce_scatter":
         return _held(space, dst)

@@ -1,4 +1,4 @@
-"""Which travel a step of a program is, as machines know those that were measured."""
+"""Which measured travel a program's step is, as a machine's file names these."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from convgen.program.rows import index_sets
 
 
 def travel_of(program: Program, price: Price, step: Moved | Start) -> Travel | None:
-    """None: nothing travels, or a chunk does, which is priced by the whole."""
+    """The travel of a step; None where nothing moves, or for a chunk, which is priced by its whole conversion."""
     if isinstance(step, Start) and step.bucket is not None:
         moves = price.of(step.bucket.dtype).moves
         sent = max(bucket_record(program, step.bucket, step.moved)["bytes_sent_per_rank"]) // moves.element_bytes

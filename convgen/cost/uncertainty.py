@@ -1,9 +1,9 @@
 """How far a modelled step may be off, by what calibration knows of its own numbers.
 
-Steps whose prices rest on the same number are wrong together, others independently: collectives of one kind are as the
-links are, a convolution as its shape's efficiency is, all other local work together, and what was measured as its own
-repeats. So the deviation of a step is the root of the sum of squares over these, and of the difference of two layouts
-only what they don't have in common counts.
+Steps whose prices rest on the same number are wrong together, others independently. Collectives of one kind go with the
+links' number, a convolution with its shape's efficiency, all other local work together, and a measured step with its
+own repeats. So the deviation of a step of training is the root of the sum of squares over these; for the difference of
+two layouts only what they don't have in common counts.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from convgen.cost.travels import travel_of
 from convgen.program.flow import Local, Start, backward, forward
 from convgen.program.network import Moved, Program
 
-NORMAL = 1.4826  # standard deviations, over the median of absolute ones
-QUANTILES = 1.683  # standard deviations between the quantiles 0.2 and 0.8
-ENOUGH = 4  # of what is held out
+NORMAL = 1.4826  # standard deviation of a normal distribution over its median absolute deviation
+QUANTILES = 1.683  # standard deviations between the quantiles 0.2 and 0.8 of a normal distribution
+ENOUGH = 4  # measurements held out, at least, for a deviation to be told by them
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A modelled step.
+    """The seconds of a modelled step of training, and how far they may be off.
 
     Attributes:
-        seconds: with what travels meanwhile.
-        deviations: one standard deviation of seconds, by what is wrong alike.
+        seconds: with communication overlapped.
+        deviations: standard deviations in seconds, by the number that they rest on.
     """
 
     seconds: float
@@ -41,19 +41,19 @@ class Estimate:
 
     @property
     def deviation(self) -> float:
-        """One standard deviation."""
+        """One standard deviation of the step's seconds."""
         return math.sqrt(sum(s * s for s in self.deviations.values()))
 
     def is_alike(self, other: Estimate) -> bool:
-        """Whether they differ by less than a standard deviation of their difference."""
+        """Whether two steps differ by no more than a standard deviation of their difference."""
         keys = {*self.deviations, *other.deviations}
         square = sum((self.deviations.get(k, 0.0) - other.deviations.get(k, 0.0)) ** 2 for k in keys)
         return abs(self.seconds - other.seconds) <= math.sqrt(square)
 
 
 def shares(machine: Machine) -> tuple[float, float] | None:
-    """Of computing's and of links' seconds, one standard deviation each: as the file says, or as each measurement in it
-    is told by the others; None: nothing tells."""
+    """One standard deviation of computing, and of links, as a share of their seconds: as the file says, or as far as
+    each measurement in it is from what the others say of it; None where neither is known."""
     said = dict(machine.uncertainty)
     held = [abs(math.log(r)) for phase in PHASES for r in left_out(machine.probes, phase)] if machine.probes else []
     over = [abs(math.log(r)) for m in machine.misfits for r in _left_out(m)]
@@ -63,7 +63,7 @@ def shares(machine: Machine) -> tuple[float, float] | None:
 
 
 def _left_out(one: Misfit) -> Iterator[float]:
-    """Of each size between others what these say of it, over what it is."""
+    """For each size between others, the ratio that the others give it over the measured one."""
     for i in range(1, len(one.bytes) - 1):
         rest = Misfit(
             kind=one.kind,
@@ -75,7 +75,7 @@ def _left_out(one: Misfit) -> Iterator[float]:
 
 
 def estimate(program: Program, machine: Machine, dtype: str, *, of_inputs: bool = False) -> Estimate | None:
-    """A step of training; None where the machine doesn't know how far it is off."""
+    """How long a step of training takes, and how far that may be off; None where the machine says nothing of it."""
     known = shares(machine)
     if known is None:
         return None
@@ -111,19 +111,19 @@ def _work(program: Program, price: Price, local: Local) -> tuple[Step, Seconds |
     of = row.bound.operation, row.way, dict(row.roles), local.operands or None, derived
     work = here.work(*of)
     taken = here.machine.steps.known.get(work)
-    if taken is None and here.measured_s(*of) is not None:  # a product's gradients, each
+    if taken is None and here.measured_s(*of) is not None:  # gradients of a product, measured one by one
         each = (here.machine.steps.known[here.work(*of[:3], (k,), derived)] for k in local.operands)
         taken = max(each, key=lambda one: one.spread)
     return work, taken
 
 
 def plus_minus(one: Estimate) -> str:
-    """2.400 +- 0.500 ms."""
+    """The seconds as text: 2.400 +- 0.500 ms."""
     return milliseconds(one.seconds, one.deviation)
 
 
 def milliseconds(seconds: float, deviation_s: float | None) -> str:
-    """Of a step, and its deviation where that is known.
+    """The text of a step's milliseconds, and of its deviation where that is known.
 
     Example:
         >>> milliseconds(2.4e-3, 5e-4), milliseconds(2.4e-3, None)

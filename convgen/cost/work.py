@@ -1,7 +1,7 @@
 """Flops and elements of a row: of every rank, and of the one that has most.
 
-Indices are split independently: whatever parts there are of each, some rank has them together. So the busiest rank is
-found from the largest parts of each index alone, without numbering ranks.
+Indices are split independently: some rank has any combination of their parts. So the largest parts of each index alone
+give the busiest rank, without numbering ranks.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ Reads = tuple[tuple[Relation, int], ...]
 
 @lru_cache(maxsize=1 << 16)
 def most_work(operation: Operation, way: int, nests: Nests, *, undone: bool = False) -> tuple[Launch, ...]:
-    """Flops and elements of the rank that has most of each, launch by launch: the same on all grids, whatever their
-    axes are called.
+    """Flops and elements of the rank with the most of each, launch by launch; the same on all grids with such nests,
+    whatever their axes are called.
 
     Args:
-        nests: index -> how many parts it is split into, outermost first.
-        undone: of the launches whose gradients backward takes.
+        nests: by index, the numbers of parts that it is split into, outermost first.
+        undone: whether launches are those whose gradients backward takes.
     """
     if type(operation).launches is Operation.launches:
         at = _fullest(operation.signatures[way], dict(nests))
         done = operation.undone(way, at) if undone else operation.launches(way, at)
-    else:  # they ask where blocks begin
+    else:  # such launches depend on where blocks begin
         numbered = iter(range(sum(len(sizes) for _, sizes in nests)))
         axes = [(index, tuple((f"a{next(numbered)}", n) for n in sizes)) for index, sizes in nests]
         grid = Grid(tuple(pair for _, some in axes for pair in some))  # of the axes that split something
@@ -50,7 +50,7 @@ def most_work(operation: Operation, way: int, nests: Nests, *, undone: bool = Fa
 
 
 def _fullest(signature: Signature, nests: Mapping[str, tuple[int, ...]]) -> At:
-    """Blocks and rows that are read of the ranks among which is the busiest: numbers where it is one, else arrays."""
+    """Blocks of the ranks that may be busiest, and the rows that they read: numbers for one rank, else arrays."""
     read = relations(signature)
     parts = [largest_parts(n, nests.get(i, ()), read.get(i, ())) for i, n in signature.extents]
     count = [len(p) for p in parts]
@@ -70,10 +70,10 @@ def _fullest(signature: Signature, nests: Mapping[str, tuple[int, ...]]) -> At:
 
 
 def at_blocks(signature: Signature, blocks: Mapping[str, Any], rows: Mapping[tuple[str, Relation, int], Any]) -> At:
-    """Where blocks of this length are.
+    """A place in a row with blocks of these lengths.
 
     Args:
-        rows: that they read: (index, relation, rows that there are) -> an interval.
+        rows: the rows that blocks read: (index, relation, rows that there are) -> an interval.
     """
 
     def inside(made: Made, extent: int) -> Any:
@@ -87,7 +87,7 @@ def at_blocks(signature: Signature, blocks: Mapping[str, Any], rows: Mapping[tup
 
 @lru_cache(maxsize=1 << 12)
 def relations(signature: Signature) -> Mapping[str, Reads]:
-    """By index, what it reads by relations: (relation, rows that there are)."""
+    """By index, the relations by which it reads, each with the number of rows that there are."""
     found: dict[str, dict[tuple[Relation, int], None]] = {}
     for operand in signature.inputs:
         for made, extent in zip(operand.dims, operand.shape, strict=True):
@@ -98,7 +98,7 @@ def relations(signature: Signature) -> Mapping[str, Reads]:
 
 @lru_cache(maxsize=1 << 16)
 def largest_parts(extent: int, sizes: tuple[int, ...], reads: Reads) -> tuple[tuple[int, ...], ...]:
-    """(elements, rows read by each relation) of parts of an index, those left out that have no more than another.
+    """(elements, rows read by each relation) of an index's parts, without parts that have no more than another in all.
 
     Example:
         >>> from convgen.algebra.relations import Taps
@@ -122,10 +122,10 @@ def largest_parts(extent: int, sizes: tuple[int, ...], reads: Reads) -> tuple[tu
 def work_by_rank(
     operation: Operation, way: int, roles: tuple[tuple[str, Axes], ...], grid: Grid, *, undone: bool = False
 ) -> tuple[Launch, ...]:
-    """Flops and elements launch by launch, arrays over ranks.
+    """Flops and elements, launch by launch, as arrays over ranks.
 
     Args:
-        undone: of the launches whose gradients backward takes.
+        undone: whether launches are those whose gradients backward takes.
     """
     signature, nests = operation.signatures[way], dict(roles)
     sets = index_sets(signature, grid)
@@ -144,8 +144,8 @@ def work_by_rank(
 def taken_back(
     launches: Sequence[Launch], asked: Collection[int] | None, derived: Collection[int] = ()
 ) -> Iterator[tuple[int, Launch]]:
-    """How often backward takes what, as `repeats` has it; a convolution's gradients each as the phase that makes it.
-    None asked: forward, which takes each once."""
+    """Launches that backward takes, each with how often, as `repeats` counts; a convolution's gradients are launches of
+    their own phases. Where `asked` is None, forward's launches, each once."""
     if asked is None:
         yield from ((1, one) for one in launches)
         return
@@ -154,7 +154,7 @@ def taken_back(
             yield often, one
             continue
         own = [k in asked and k not in derived for k in one.operands]
-        inputs = one.operation.signatures[0].inputs  # the first that it reads may be what was made before
+        inputs = one.operation.signatures[0].inputs  # the first may be what another launch has made
         wanted = [*[often > sum(own)] * (len(inputs) - len(own)), *own]
         for operand, is_wanted in zip(inputs, wanted, strict=True):
             if is_wanted:
@@ -162,7 +162,7 @@ def taken_back(
 
 
 def _side(made: Made, extent: int, blocks: Mapping[str, Any], zero: Any) -> Any:
-    """How much of a dimension each rank has; where it begins is no matter but to relations."""
+    """How much each rank has of a dimension, from 0, as only relations ask where it begins."""
     if made.relation is not None:
         return made.relation.hull(*made.relation.window(*blocks[made.indices[0]]), extent)
     if not made.indices:

@@ -1,1 +1,1 @@
-"""Passes: one idea a file, schedule -> schedule, the same object when nothing changes."""
+"""Passes, one idea a file: a schedule or a program in, one out, and the same object where nothing changes."""

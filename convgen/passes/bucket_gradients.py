@@ -30,9 +30,9 @@ class BucketGradients(NetworkPass):
                                                         wait %bucket_1
 
     Needs:  nothing; runs last, on a program whose conversions are final.
-    Sound:  nothing in a step reads a parameter's gradient but the sum of all that rows make of it, which is in buckets
-        as a whole or not at all. Elements are added rank by rank as before: the same numbers to the last bit.
-    Leaves: gradients that are reduced to blocks, and those of values that are no parameters: the step reads them.
+    Sound:  nothing in a step reads a parameter's gradient before the sum of all that rows add to it, and a bucket has
+        all of that sum or nothing. Elements are added rank by rank as before: the same numbers to the last bit.
+    Leaves: gradients that are scattered to blocks; gradients of values that are no parameters, as the step reads them.
 
     Args:
         mebibytes: a bucket is closed when the busiest rank has so much in it; 0: one bucket for all ([SW] 5.1).
@@ -51,7 +51,7 @@ class BucketGradients(NetworkPass):
         return program if buckets == program.buckets else replace(program, buckets=buckets)
 
     def _buckets(self, program: Program) -> Iterator[Bucket]:
-        """In the order in which backward fills them."""
+        """The buckets, in the order in which backward fills them."""
         open_ones: dict[tuple[Axes, str], list[str]] = {}
         held: dict[tuple[Axes, str], NDArray[np.int64]] = {}
         closed: list[tuple[Axes, str, list[str]]] = []
@@ -74,8 +74,8 @@ class BucketGradients(NetworkPass):
 
 
 def summed_parameters(program: Program) -> list[Moved]:
-    """All-reduces of backward whose sums are gradients of parameters, and nothing else is; in backward's order. What
-    travels by chunks is no step of its own."""
+    """All-reduces of backward that make parameters' whole gradients, in backward's order. What travels by chunks is not
+    among them: it is no step of its own."""
     wanted, every = program.differentiable(of_inputs=False), [m for m in program.backward() if m.is_of_gradient]
     found: dict[str, list[Moved]] = {}
     for m in every:

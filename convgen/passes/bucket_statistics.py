@@ -25,9 +25,9 @@ class BucketStatistics(NetworkPass):
                                                             %b_mean, %b_var = running_statistics ...
 
     Needs:  batch norms with statistics of parts of the batch, whose running ones are averages of the parts'.
-    Sound:  nothing in a step reads them but what renews buffers, which nothing in a step reads. Elements are added rank
-        by rank as before: the same numbers to the last bit.
-    Leaves: those of a batch norm that is called again in the same step, which reads what its first call renewed.
+    Sound:  only the renewal of buffers reads running statistics in a step, and nothing in a step reads those buffers.
+        Elements are added rank by rank as before: the same numbers to the last bit.
+    Leaves: statistics of a batch norm that is called again in the same step and reads what its first call renewed.
     """
 
     name: ClassVar[str] = "bucket-statistics"

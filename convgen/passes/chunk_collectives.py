@@ -13,7 +13,7 @@ from convgen.program.rows import PlacedRow
 
 @dataclass(frozen=True)
 class ChunkCollectives(NetworkPass):
-    """Cut rows along an index, and let what moves for one chunk travel while another is computed.
+    """Cut rows along an index, so that one chunk travels while another is computed.
 
         %c.x = all_gather %x over=F                    start %c.x:1, start %c.x:2
         %c   = conv_forward %x, %w            --->     wait %c.x:1
@@ -26,7 +26,7 @@ class ChunkCollectives(NetworkPass):
                                                        %c = conv_forward %x, %w  (chunk 2 of 2)
                                                        start %c:2; wait %c:1, wait %c:2
 
-    In backward the last chunk comes first: its gradient is gathered, and what it makes is scattered behind the others.
+    In backward the last chunk comes first: its gradient is gathered, and its result is scattered behind the others.
 
     Needs:  conversions that are final.
     Sound:  chunks are blocks of a dimension of the result, which what moves leaves as it is. Each element is summed
@@ -36,9 +36,9 @@ class ChunkCollectives(NetworkPass):
         before or behind them, and indices summed over.
 
     Args:
-        count: of chunks.
-        index: that is cut; by default the one along which most can travel by chunks.
-        only: labels of rows, with commas; all by default. A gradient's with a row of its own is `c.dx`.
+        count: how many chunks.
+        index: the one that is cut; by default the one along which most can travel by chunks.
+        only: labels of rows, with commas; all by default. `c.dx` is the row that makes the gradient of c's x.
 
     Source: [CF] 3.2, there future work.
     """
@@ -66,5 +66,5 @@ class ChunkCollectives(NetworkPass):
 
 
 def _is_parameter(program: Program, name: str) -> bool:
-    """Of what gradients' rows read, names are the operation's own: no sum of a parameter's gradient is among it."""
+    """Whether a name is a parameter's. Gradients' rows name their operation's own operands, which never are."""
     return name in program.values and program.values[name].kind == "parameter"

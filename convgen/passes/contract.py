@@ -16,7 +16,7 @@ from convgen.spec.names import did_you_mean
 from convgen.spec.target import CPU, Target
 from convgen.spec.text import shown
 
-# Told a stage and the schedule or program that there is after it, if any: verifies it, prints it, or takes the time.
+# Called after a stage, with its name and the schedule or program it left, if any: verifies, prints, or takes the time.
 After = Callable[[str, Any], None]
 
 
@@ -74,7 +74,7 @@ def run_passes(
     """Run the passes in their order, and tell each of `after` what each pass made.
 
     Args:
-        run: one of them.
+        run: runs one of them.
     """
     for one in passes:
         given = run(one, given)

@@ -1,4 +1,4 @@
-"""`fetch-caches`: rows that stand before others along time are fetched apart from them."""
+"""`fetch-caches`: a stream's cache and the new frames behind it along time are fetched apart."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ class FetchCaches(NetworkPass):
         %y.x = exchange %c over=H : x[.., H+(1,1), ..]   %y.x1 = exchange %x over=H : x1[.., H+(1,1), ..]
         %y   = conv_forward %c, %w                 --->  %y   = concatenate_conv_forward %cache, %x, %w
 
-    So is a convolution behind a padding, whatever it fills in. A cache that comes with its halo, as a stream's do
-    (docs/streaming.md), is then not sent again.
+    A convolution behind a padding is treated alike, whatever the padding fills in. A cache that comes with its halo, as
+    a stream's do (docs/streaming.md), is then not sent again.
 
     Needs:  a concatenation of an input that is a cache, which one row alone reads (spec/graph_caches.py), perhaps
         behind a padding.
-    Sound:  the window of what is concatenated is that of its parts, one behind the other; along a dimension that no
-        axis splits a rank has all rows of either.
-    Leaves: what reads no rows of others.
+    Sound:  the window of a concatenation is the windows of its parts, one behind the other; along a dimension that no
+        axis splits a rank has all rows of each.
+    Leaves: a convolution that reads no rows of other ranks.
 
     Args:
-        caches: names of inputs, with commas; others are passed over.
+        caches: names of inputs, with commas; no other input is taken for a cache.
     """
 
     name: ClassVar[str] = "fetch-caches"
@@ -55,7 +55,7 @@ class FetchCaches(NetworkPass):
             return reads[v] if readers[v] == 1 and v not in kept else None
 
         taken = set[int]()
-        handed: dict[str, Group] = dict.fromkeys(caches, ())  # what gives a cache as it is, with the rows that do
+        handed: dict[str, Group] = dict.fromkeys(caches, ())  # values that are a cache unchanged, with the rows between
         for i, row in enumerate(program.rows):
             operation, (first, *_) = row.bound.operation, row.bound.reads or ("",)
             hands_on = operation.name in ("_to_copy", "clone") or isinstance(operation, Take)
@@ -78,6 +78,6 @@ class FetchCaches(NetworkPass):
 
 
 def _has_window(row: PlacedRow, value: str) -> bool:
-    """Whether it is a convolution that reads rows of others' blocks of a value."""
+    """Whether a row is a convolution that reads rows of a value from other ranks' blocks."""
     fetch = row.fetch[row.bound.reads.index(value)]
     return row.bound.operation.convolves is not None and any(c.dst.has_window for c in fetch)

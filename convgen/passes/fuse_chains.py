@@ -1,4 +1,4 @@
-"""`fuse-chains`: rows element by element, one behind the other, as one launch."""
+"""`fuse-chains`: several rows that compute element by element become one launch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from convgen.spec.graph import FLOATS
 
 @dataclass(frozen=True)
 class FuseChains(NetworkPass):
-    """Rows that make each element of elements in the same place become one row.
+    """Rows that make each element from elements in the same place become one row.
 
         %s = mul %h, %gamma
         %n = mul %s, %noise             --->   %y = mul_mul_add %h, %gamma, %noise, %x
@@ -30,8 +30,8 @@ class FuseChains(NetworkPass):
 
     Needs:  a GPU, whose kernel does the steps in registers, forward, and all gradients in another one; `fuse-epilogues`
         and `fuse-masks` before: what a convolution's kernel does takes no launch at all.
-    Sound:  nothing else reads what lies between, nothing moves there, other operands come as they did, and all has one
-        type.
+    Sound:  no other row reads the values between, nothing moves there, other operands come as before, and all values
+        have one type.
     Leaves: what norms do (program/behind_norms.py; ATen's, along the last dimension), operators without a text
         (operations/element_texts.py), and a bias that its product adds, unless a chain stands behind it, whose kernel
         adds the bias without more memory traffic, and sums its gradient in the pass that it makes anyway.
@@ -47,7 +47,7 @@ class FuseChains(NetworkPass):
 
 
 def _groups(program: Program) -> Iterator[Group]:
-    """The longest chains of rows that one kernel can do, those that end last first."""
+    """The longest chains of rows that one kernel can compute, the chains that end last first."""
     done = {i for rows, steps in behind_norms(program) for i in (*rows, *(i for i, _, _ in steps))}
     fit = {i for i in range(len(program.rows)) if i not in done and _fits(program, program.rows[i])}
     makers = {program.rows[i].bound.makes[0]: i for i in fit}

@@ -1,4 +1,4 @@
-"""`fuse-epilogues`: what a GPU does element by element with what a convolution makes, in the kernel that makes it."""
+"""`fuse-epilogues`: a convolution's kernel does the elementwise steps behind it before it writes, on a GPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from convgen.spec.graph import FLOATS
 
 @dataclass(frozen=True)
 class FuseEpilogues(NetworkPass):
-    """A convolution and the rows behind it that go over its result element by element become one row, one launch.
+    """A convolution and the rows behind it that work on its result element by element become one row, one launch.
 
         %c = conv_forward %x, %w
         %s = add %c, %b                 --->   %y = conv_forward_add_relu %x, %w, %b
@@ -26,11 +26,11 @@ class FuseEpilogues(NetworkPass):
 
     Needs:  a GPU, whose kernels do these steps before they write; gradients' rows, halos in flight and buckets as they
         shall be.
-    Sound:  nothing else reads what lies between, nothing moves there, and it has one type. Gradients of the
-        convolution's operands keep their rows: these read the gradient of what the convolution makes, which is made of
-        that of the result (operations/fused.py).
-    Leaves: steps that a kernel can't do (`Operation.as_epilogue`), convolutions in chunks, and sums with another
-        activation behind one in pieces.
+    Sound:  no other row reads the values between, nothing moves there, and they have one type. Gradients of the
+        convolution's operands keep their rows: these read the gradient of the convolution's own result, which is made
+        of the gradient of the last (operations/fused.py).
+    Leaves: steps that a kernel can't do (`Operation.as_epilogue`), convolutions in chunks, and, behind a convolution in
+        pieces, steps that read another activation.
     """
 
     name: ClassVar[str] = "fuse-epilogues"
@@ -43,7 +43,7 @@ class FuseEpilogues(NetworkPass):
 
 
 def _groups(program: Program, chain: Group) -> Iterator[Group]:
-    """Of a chain of rows, a convolution each and those behind it that it takes in."""
+    """For each convolution of a chain, a group: the convolution and the rows behind it that it takes in."""
     n = 0
     while n < len(chain):
         end = n
@@ -59,7 +59,7 @@ def _groups(program: Program, chain: Group) -> Iterator[Group]:
 
 
 def _is_open(program: Program, row: PlacedRow) -> bool:
-    """Whether a row is a convolution whose result is where it is stored, once it is there."""
+    """Whether a row is a convolution whose result is stored where it is made."""
     if not row.bound.operation.takes_steps:
         return False
     stays = not row.store[0] and not row.given[0] and row.chunks is None and not row.ahead
@@ -70,7 +70,7 @@ def _follows(program: Program, i: int, j: int, whole: bool) -> bool:
     """Whether row j can be a step behind the kernel that makes what row i makes.
 
     Args:
-        whole: the convolution is made at once, not in pieces, of which each would take its own of other activations.
+        whole: whether the convolution is made at once, not in pieces, each of which would read its part of operands.
     """
     row, before = program.rows[j], program.rows[i].bound.makes[0]
     k, kinds = row.bound.reads.index(before), program.values
@@ -90,7 +90,7 @@ def _follows(program: Program, i: int, j: int, whole: bool) -> bool:
 
 
 def _as_one(program: Program, group: Group) -> PlacedRow | None:
-    """The rows as one, whose operands come as the convolution's do."""
+    """The group as one row, whose operands come as the convolution's do."""
     first, last = program.rows[group[0]], program.rows[group[-1]]
     bound = joined([program.rows[i].bound for i in group])
     operation = bound.operation
@@ -117,7 +117,7 @@ def _as_one(program: Program, group: Group) -> PlacedRow | None:
 
 
 def renamed(before: Program, after: Program) -> Iterator[Bucket]:
-    """Buckets, whose steps have the names of the rows that they are of now, in the order in which backward comes."""
+    """Buckets under the names that their steps have now that rows are joined, in the order in which backward comes."""
     steps: dict[str, str] = {}
     of: dict[str, list[str]] = {}
     for m in after.backward():

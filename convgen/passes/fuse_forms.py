@@ -1,4 +1,4 @@
-"""`fuse-forms`: a convolution's kernel reads what comes where it has arrived, and writes what goes as it goes."""
+"""`fuse-forms`: a convolution's kernel reads what arrives where it lies, and writes what leaves as it will travel."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from convgen.spec.graph import FLOATS
 
 @dataclass(frozen=True)
 class FuseForms(NetworkPass):
-    """What an exchange brings stays boxes beside the rank's own block; what is gathered or scattered along channels
+    """What an exchange brings stays boxes beside the rank's own block. What is gathered or scattered along channels
     stays in parts one behind the other, and so does its gradient.
 
         %y.x = exchange %x over=H : x[N, *, H+(1,1), *]   --->   %y.x = exchange %x over=H as=rim : x[N, *, H+(1,1), *]
         %y.x = all_gather %x over=C : x[N, *, *, *]       --->   %y.x = all_gather %x over=C as=parts : x[N, *, *, *]
         %y = reduce_scatter %y over=C : y[N, C, *, *]     --->   %y = reduce_scatter %y over=C as=parts : y[N, C, *, *]
 
-    Needs:  a GPU, whose kernels read and write both; what travels meanwhile is chosen.
+    Needs:  a GPU, whose kernels read and write both forms; it runs when overlap has been chosen.
     Sound:  elements are the same; only where they lie changes, and only for rows that know where.
-    Leaves: what travels while others are computed, but for what chunks make; rows that are one with others; channels
-        cut within groups, and parts of groups; few channels, which the packed family reads and makes as one tensor;
-        halos in more boxes, each of which costs every row of a tile a comparison; gradients of filters by rows of x as
-        blocks, of halos; rows whose gradients share what they fetch.
+    Leaves: what travels while others are computed, but for results of chunks; rows joined with others; channels cut
+        within groups, and parts of groups; few channels, which the packed family reads and makes as one tensor; halos
+        in more boxes, each of which costs every row of a tile a comparison; halos of filters' gradients whose blocks
+        are of x's rows; rows whose gradients share what they fetch.
 
     Attributes:
-        least_part: channels of a part; or that some rank reads.
-        most_boxes: of a rank's rim.
+        least_part: channels that a part has, or that some rank reads, at least.
+        most_boxes: boxes that a rank's rim has, at most.
     """
 
     name: ClassVar[str] = "fuse-forms"
@@ -74,7 +74,7 @@ class FuseForms(NetworkPass):
         return size >= self.least_part and not (made and self._few_channels(row, 0, grid))
 
     def _few_channels(self, row: PlacedRow, k: int, grid: Grid) -> bool:
-        """Whether no rank has enough of what it reads as operand k for a step of one tap."""
+        """Whether every rank reads fewer channels of operand k than one step of a kernel at one tap takes."""
         if any(conv.conv.groups > 1 for conv, *_ in row.bound.operation.convolutions(row.way, at_rank(row, grid, 0))):
             return False
         channels = [at_rank(row, grid, rank).inside[k][1] for rank in range(grid.ranks)]

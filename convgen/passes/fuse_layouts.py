@@ -1,4 +1,4 @@
-"""Read and write what collectives deliver and take, without a copy in between.
+"""Local kernels read what collectives deliver, and write what collectives take, without a copy in between.
 
     %x_gathered = all_gather %x dim=C over=C            %x_gathered = all_gather %x dim=C over=C as=parts
     %y_partial = conv_forward %x_gathered, %w     --->  %y_partial = conv_forward %x_gathered, %w as=parts
@@ -33,8 +33,8 @@ class FuseLayouts(SchedulePass):
     """Give values the form in which a collective delivers or takes them, where it pays.
 
     Attributes:
-        least_part: channels of a part.
-        most_boxes: of a rim.
+        least_part: channels that a part has, at least.
+        most_boxes: boxes that a rim has, at most.
     """
 
     name: ClassVar[str] = "fuse-layouts"
@@ -60,7 +60,7 @@ class FuseLayouts(SchedulePass):
         return schedule if fused == schedule else fused
 
     def _forms(self, schedule: Schedule, space: Space) -> dict[str, Form]:
-        """Of the values that come in parts or as a rim."""
+        """By name, the form of each value that comes in parts or as a rim."""
         types = schedule.types()
         readers: dict[str, list[Step]] = {}
         for _, step in schedule.steps():
@@ -87,15 +87,15 @@ class FuseLayouts(SchedulePass):
         return forms
 
     def _few_channels(self, space: Space, layout: Layout) -> bool:
-        """Whether no rank has enough channels of x (filters of y) for a step of one tap."""
+        """Whether every rank has fewer channels of x (filters of y) than one step of a kernel at one tap takes."""
         box = space.frame(layout)
         return space.conv.groups == 1 and int((box[:, 1, 1] - box[:, 1, 0]).max()) < self.least_part
 
 
 def _reads_rim(step: Step, value: str) -> bool:
-    """Whether a step is a convolution whose windowed operand this is, and that reads it in two places.
+    """Whether a step is a convolution with this value as its windowed operand, which it can read from block and rim.
 
-    Kernels of backward_filter do so of the fine activation alone: x, or dy of a transposed convolution.
+    Kernels of backward_filter read only the fine activation so: x, or dy of a transposed convolution.
     """
     if not is_convolution(step):
         return False

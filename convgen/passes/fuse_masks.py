@@ -1,4 +1,4 @@
-"""`fuse-masks`: a rectifier's gradient, in the kernel that makes the gradient of what it made."""
+"""`fuse-masks`: the backward-data kernel of a convolution makes the gradient of the rectifier before it, too."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from convgen.program.rows import PlacedRow, place
 from convgen.program.wide import Group, chains, faults, joined, widened
 from convgen.spec.graph import FLOATS
 
-FEW = 64  # channels: fewer, and a stride, are blocks of rows as channels, whose kernels are launches of several
+FEW = 64  # fewer channels, with a stride, are read as blocks of rows, by kernels of several launches each
 
 
 @dataclass(frozen=True)
 class FuseMasks(NetworkPass):
-    """A row of one operand whose gradient its result says, and the convolution that alone reads it, become one row.
+    """A convolution, and a row of one operand before it whose gradient follows from its result, become one row.
 
         %r = relu %b
         %y = conv_forward %r, %w        --->   %y = relu_conv_forward %b, %w
 
-    Needs:  a GPU, whose backward-data kernel does the step before it writes; `fuse-epilogues` before: what has joined a
-        convolution before it saves more there.
-    Sound:  nothing moves between them, forward or backward, nothing else reads %r, and it has one type; it is kept
-        for the filter's gradient anyway.
+    Needs:  a GPU, whose backward-data kernel does the step before it writes; `fuse-epilogues` before: a step that has
+        joined the convolution in front of it saves more there.
+    Sound:  nothing moves between them, forward or backward, no other row reads %r, and it has one type; it is kept for
+        the filter's gradient anyway.
     Leaves: what a batch norm's kernels do (kernels/norms.py), without reading the result; convolutions in groups, of
-        one dimension, and of few channels with a stride, whose kernels can't; and those whose gradients are rows of
-        their own, or travel meanwhile.
+        one dimension, or of few channels with a stride, as their kernels can't do the step; and convolutions whose
+        gradients are rows of their own, or travel meanwhile.
     """
 
     name: ClassVar[str] = "fuse-masks"

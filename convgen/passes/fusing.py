@@ -1,4 +1,4 @@
-"""What a GPU's kernels take in, in an order in which each finds what it needs."""
+"""Passes for a GPU's kernels, in an order in which each finds what it needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hold or re-gather x: what backward-filter reads when forward has gathered x already.
+"""Hold or re-gather x: which x backward-filter reads where forward has gathered x already.
 
     hold_x: gathered                                     hold_x: stored
       forward:                                             forward:

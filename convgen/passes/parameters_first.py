@@ -1,4 +1,4 @@
-"""`parameters-first`: a parameter's gradient is made before its row's others, and travels behind them."""
+"""`parameters-first`: a row makes its parameter's gradient before its other gradients, which then hide its sum."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class ParametersFirst(NetworkPass):
         %c.dw = all_reduce %c.w over=N        --->     start %bucket_1 = all_reduce %c.dw over=N
                                                        %c.dx = ...                 (behind which it travels)
 
-    Needs:  nothing moves but the sum: not what the gradient's row reads, nor for the other gradients; buckets, which
-        start what is there, come after it.
-    Sound:  the row is the phase of the operation that makes this gradient, on the blocks that its row has.
-    Leaves: rows all of whose gradients have rows of their own, or of whose operands no other wants one; rows in chunks.
+    Needs:  only the sum moves: nothing moves for what the gradient's row reads, nor for the other gradients. Buckets
+        are packed later, as they start what is there.
+    Sound:  the row is the phase of the operation that makes this gradient, on the same blocks.
+    Leaves: rows in chunks, rows whose gradients all have rows of their own, and rows without another wanted gradient.
 
     Args:
         only: labels of rows, with commas; all by default.
@@ -51,7 +51,7 @@ class ParametersFirst(NetworkPass):
 
 
 def ready(row: PlacedRow, program: Program) -> Iterator[tuple[int, PlacedRow]]:
-    """Operands of a row that are parameters, and the rows that would make their gradients first."""
+    """Numbers of a row's operands that are parameters, with the rows that can make their gradients first."""
     bound, signature = row.bound, row.signature
     back = {k for k, chain in enumerate(row.back) if chain is not None}
     summed = [k for k in back if program.values[bound.reads[k]].kind == "parameter"]

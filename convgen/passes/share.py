@@ -10,8 +10,8 @@
 Needs:  nothing.
 Sound:  values are immutable, and equal conversions of one value are equal on every rank.
 Leaves: conversions of w (forward's is gone by backward; keeping it would cost a copy of w), those of x in
-        backward unless x is held gathered (`hold_x`), and slices of forward's values: a slice is free, and a
-        view of x can't be held beside x; what a collective makes of it is shared all the same.
+        backward unless x is held gathered (`hold_x`), and slices of forward's values: a slice is free, and a view of x
+        can't be held beside x; backward shares a collective that reads such a slice all the same.
 """
 
 from __future__ import annotations

@@ -23,12 +23,13 @@ class StartHalos(NetworkPass):
     Needs:  conversions that are final; one to three split dimensions.
     Sound:  pieces are blocks of the row's rows, and only those of the boundary read what arrives. The gradient of the
         halo is sent as soon as the boundary's is there, and added after the interior's.
-    Leaves: rows without an interior on some rank, rows that several operands' windows are of, and what is no halo.
+    Leaves: rows without an interior on some rank, rows of an index that windows of several operands are of, and
+        conversions that are no halo.
 
     Args:
         only: labels of rows, with commas; all by default.
-        gradients: that have rows of their own: in pieces; or `whole`, behind the other gradients of their row alone,
-            such as that of the input behind that of the filter.
+        gradients: how gradients' rows wait for halos: in `pieces`; or `whole`, behind the row's other gradients alone,
+            as the input's gradient behind the filter's.
 
     Source: [SP] IV-A, there in forward alone.
     """

@@ -1,4 +1,4 @@
-"""`widen-halos`: rows one behind the other with one halo, and halos that travel while moments do."""
+"""`widen-halos`: rows in a chain share one halo, and a batch norm's halo travels while its moments do."""
 
 from __future__ import annotations
 
@@ -24,22 +24,21 @@ class WidenHalos(NetworkPass):
         %b.x = exchange %r over=H : x[.., H+(1,1)]
         %b   = conv_forward %r, %w
 
-    Behind a batch norm it is the halo of what is normalised, which is started before its moments are:
+    Behind a batch norm the halo is of what is normalised, and starts before the moments:
 
         %m   = moments %x ; all_reduce                     start %b.x0 = exchange %x over=H
         %n   = centred %x, %c                       --->   %m   = moments %x ; all_reduce
         %b.x = exchange %n over=H                          wait %b.x0
         %b   = conv_forward %n, %w                         %b   = centred_conv_forward %x, %c, %w
 
-    Needs:  values between that nothing else reads; rows that are read in order; no buckets yet, which know rows by
-        name.
-    Sound:  a rank makes of what lies between all that its block of the result reads, of real rows alone; gradients of
-        parameters are addends of its own block.
-    Leaves: rows between which no halo travels.
+    Needs:  values between that no other row reads; rows that are read in order; no buckets yet, as these name rows.
+    Sound:  a rank computes of the values between all that its block of the result reads, of rows that exist; gradients
+        of parameters are addends of its own block.
+    Leaves: chains with no halo between their rows.
 
     Args:
-        only: `first:last`, labels of the rows that are one from the first to the last, with commas; by default every
-            chain as far as its last halo.
+        only: `first:last`, labels of the first and the last of the rows that become one, with commas; by default every
+            chain up to its last halo.
 
     Source: docs/overlap.md.
     """
@@ -58,7 +57,7 @@ class WidenHalos(NetworkPass):
 
 
 def _groups(program: Program, chain: Group, asked: Sequence[tuple[str, ...]] | None) -> Iterator[Group]:
-    """Of a chain of rows those to be one."""
+    """The groups of a chain's rows that become one each."""
     names = [label(program.rows[i]) for i in chain]
     if asked is None:
         asked = [(names[0], names[n]) for n in halos_of(program, chain)[-1:]]
@@ -68,7 +67,7 @@ def _groups(program: Program, chain: Group, asked: Sequence[tuple[str, ...]] | N
 
 
 def halos_of(program: Program, chain: Group) -> list[int]:
-    """Where in a chain a row fetches a halo."""
+    """Places in a chain whose rows fetch a halo."""
     return [n for n, i in enumerate(chain) if _has_halo(program.rows[i])]
 
 
@@ -77,7 +76,7 @@ def _has_halo(row: PlacedRow) -> bool:
 
 
 def _ahead(program: Program) -> Program:
-    """Halos of what batch norms normalise are started before their moments."""
+    """Start the halos of what batch norms normalise before their moments."""
     rows = list(program.rows)
     for i, ahead in may_go_ahead(program).items():
         rows[i] = replace(rows[i], early=0, split=False, ahead=ahead)
@@ -85,12 +84,12 @@ def _ahead(program: Program) -> Program:
 
 
 def may_go_ahead(program: Program) -> dict[int, int]:
-    """By row whose first operand's halo may travel while moments of it do, how many rows before it these are."""
+    """By row whose first operand's halo may travel with its moments: how many rows before it the moments stand."""
     found: dict[int, int] = {}
     for first, norm in norms(program)[0].items():
         row = program.rows[norm.centred]
         kinds = {v: program.values[v].kind for v in row.bound.reads}
-        others = [v for v in row.bound.reads[2:] if kinds[v] == "made"]  # its line stands where the moments' does
+        others = [v for v in row.bound.reads[2:] if kinds[v] == "made"]  # the row stands where moments do: not made yet
         if row.fetch[0] and not others and not any(early_faults(row, 0)):
             found[norm.centred] = norm.centred - first
     return found

@@ -87,13 +87,13 @@ def _searched(
     stored: tuple[Layout, ...],
     roles: tuple[tuple[str, Roles], ...],
 ) -> FoundLayout:
-    """What is least of what is left open; networks have many layers alike."""
+    """The cheapest layouts and roles for what is left open; cached, since many layers of a network are alike."""
     price = LayerPrice(Space(conv, bare, virtual_padding=virtual), machine, dtype, objective)
     return LayerSearch(price, held, {one.tensor: one.axes for one in stored}, dict(roles)).found()
 
 
 def _told(found: FoundLayout, objective: Objective) -> str:
-    """How much less is modelled than with the same roles in every phase, which the named algorithms have."""
+    """A sentence: how much the found roles save beside the best that are the same in every phase, as named ones are."""
     alike = found.alike or found.price
     if found.price >= alike:
         return f"the same roles in every phase have the fewest modelled {objective}"

@@ -1,4 +1,4 @@
-"""Planning without the collector of circular garbage; the next collection doesn't go through what planning leaves."""
+"""Planning without Python's collector of cyclic garbage; the next collection skips what planning leaves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_collection() -> Generator[None]:
-    """Millions of small tuples are made and few thrown away: looking for circles takes a seventh of the time."""
+    """Planning makes millions of small tuples and throws few away: looking for cycles takes a seventh of its time."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -17,6 +17,6 @@ def without_collection() -> Generator[None]:
     finally:
         if was:
             if not gc.get_freeze_count():
-                gc.freeze()  # all is of the oldest generation then: else the next object begins a pass through it
+                gc.freeze()  # moves all objects to the oldest generation, or the next new one starts a pass over them
                 gc.unfreeze()
             gc.enable()

@@ -1,14 +1,14 @@
 """How P ranks factor into axes.
 
-Axes are products of P's primes. A grid of more axes can do all that one whose axes are products of its can, at the
-cost of a longer search, so only grids of the most axes are tried, MOST_AXES of them where P has as many primes.
+Axes are products of P's primes. Whatever a grid can do, a grid whose axes are factors of its axes can do too, but takes
+longer to search. So only grids with the most axes are tried: MOST_AXES, where P has as many primes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-MOST_AXES = 3
+MOST_AXES = 3  # of a grid that is searched
 NAMES = ("a", "b", "c", "d", "e", "f")
 
 

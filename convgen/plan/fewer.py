@@ -2,8 +2,8 @@
 
 More ranks are modelled slower than fewer where reductions grow and kernels can't shrink, where no extent splits into so
 many, where they lie unevenly in nodes, or where a search over few candidates has missed a better layout. Any number of
-them may work: the first so many. Where it divides all ranks and links serve the others alike, these hold copies and
-compute the same, along an outermost axis that nothing is split over; else they are left out.
+ranks may work: the first ones. Where that number divides all ranks and the links serve the others as well, these hold
+copies and compute the same, along an outermost axis that splits nothing; else they are left out.
 """
 
 from __future__ import annotations
@@ -17,18 +17,23 @@ from typing import TypeVar
 from convgen.algebra.grid import Grid
 from convgen.errors import InputError
 
-IDLE = "idle"
+IDLE = "idle"  # the axis of copies
 NOISE = 1.1  # rough plans are slower than the best of them by more than this: their thorough ones are too
 GAIN = 1.25  # thorough plans are expected to be faster than rough ones by at most this; 1.21 was seen
 PAYS = 1.05  # a count pays as long as its rough plan is slower by no more than this
 NEAREST = 3  # products of small factors that are looked at
-FACTORS = (2, 3, 5, 7)
+FACTORS = (2, 3, 5, 7)  # small ones: a product of them splits in many ways
 
 
 @dataclass(frozen=True)
 class Patience:
-    """How many counts in a row that don't pay, by rough plans, end the search; how many counts are planned with all
-    candidates; and up to which number all are looked at."""
+    """When the search over numbers of ranks ends.
+
+    Attributes:
+        poor: so many counts in a row that don't pay, by rough plans, end it.
+        thorough: so many counts are planned with all candidates.
+        low: all counts up to this one are looked at.
+    """
 
     poor: int
     thorough: int
@@ -51,11 +56,11 @@ def on_fewer(
     """How many ranks do different work in the fastest plan found, and that plan.
 
     Args:
-        planned: for so many ranks; raises InputError where they can't be used or don't have the memory.
+        planned: the plan for so many ranks; raises InputError where they can't be used or don't have the memory.
         roughly: seconds of a plan found with little effort, infinite where there is none.
-        least: seconds that no plan for so many ranks is below, more for fewer ranks.
+        least: seconds that no plan for so many ranks is below; the fewer ranks, the more.
     Raises:
-        InputError: no number of ranks has a plan; that of all of them.
+        InputError: no number of ranks has a plan; the error is that of all of them.
     """
     rough: dict[int, float] = {}
 
@@ -85,7 +90,7 @@ def on_fewer(
 
 
 def coarse(ranks: int) -> list[int]:
-    """Those that are looked at first, largest first: divisors, and powers of two.
+    """The counts of ranks that are looked at first, largest first: divisors, and powers of two.
 
     Example:
         >>> coarse(12)
@@ -96,8 +101,8 @@ def coarse(ranks: int) -> list[int]:
 
 
 def counts(ranks: int) -> list[int]:
-    """Those that are looked at around the best of these, largest first: five for each doubling, and the largest
-    products of small factors.
+    """The counts of ranks that are looked at around the best of these, largest first: five for each doubling, and the
+    largest products of small factors.
 
     Example:
         >>> counts(61)
@@ -109,7 +114,7 @@ def counts(ranks: int) -> list[int]:
 
 
 def is_smooth(n: int) -> bool:
-    """Whether it is a product of small factors."""
+    """Whether n is a product of FACTORS alone."""
     for factor in FACTORS:
         while n % factor == 0:
             n //= factor

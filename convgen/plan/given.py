@@ -32,11 +32,11 @@ GRADIENTS: Mapping[str, Phase] = {"x": "backward_data", "w": "backward_filter"}
 
 
 class Given(NamedTuple):
-    """What files say of some rows.
+    """How files lay out some rows.
 
     Attributes:
         stored: by value, the axes that split each dimension.
-        ways: by row's number and phase, those that are left to choose from.
+        ways: by the row's number and the phase, the ways that are left to choose from.
         refetched: rows whose gradient of w fetches x anew, though forward has moved it.
     """
 
@@ -49,7 +49,7 @@ def given_rows(rows: Sequence[Bound], given: Iterable[GivenRow], grid: Grid) -> 
     """Storage and ways on a grid.
 
     Args:
-        rows: of the network.
+        rows: the network's.
         grid: axes of one rank split nothing, and are left out.
     Raises:
         InputError: an axis that the grid lacks, two layouts of one value, or what rows of a network can't do.
@@ -88,7 +88,7 @@ def given_rows(rows: Sequence[Bound], given: Iterable[GivenRow], grid: Grid) -> 
 
 
 def place_given(number: int, placed: PlacedRow, grid: Grid, given: Given) -> PlacedRow:
-    """A row as it is placed already, but with what is given of its ways.
+    """A placed row, placed again by the ways that its file gives.
 
     A phase that does just what local code's vjp does, from the same blocks, is left to the vjp, which has at hand
     what a row of its own would fetch again.
@@ -132,7 +132,7 @@ def _is_vjp(operation: Operation, tensor: str, grid: Grid, forward: Way, own: Wa
 
 
 def _conv(operation: Operation) -> Conv | None:
-    """Of a convolution; a linear layer has none."""
+    """A convolution's index space; None for a linear layer."""
     return None if operation.convolves is None else operation.convolves[1]
 
 
@@ -156,7 +156,7 @@ def _ways(
         sides = (0, 1) if one.rows is None else (("output", "input").index(one.rows),)
     if serves(operation.signatures[0], roles, grid):
         return tuple((side, roles) for side in sides)
-    # Groups cut: blocks of channels that are made, each of which reads the groups that it is of.
+    # Groups are cut: a rank has a block of the channels that are made, and reads the groups that these belong to.
     count = len(operation.signatures) // 2
     signature = operation.signatures[count]
     (index,) = (i for i in ("C", "F") if i in signature.extent)
@@ -200,7 +200,7 @@ def _sizes(grid: Grid, axes: Axes) -> tuple[int, ...]:
 
 
 def _check_groups(one: GivenRow, conv: Conv, grid: Grid, tensor: str, axes: Sequence[Axes]) -> None:
-    """Raises InputError: blocks of whole groups that are not blocks of as many channels."""
+    """Raises InputError: a layer's blocks, which are of whole groups, are not the network's, which know no groups."""
     for d, (dim, some) in enumerate(zip(conv.dims(tensor), axes, strict=True)):  # type: ignore[arg-type]
         if dim.groups > 1 and not groups_are_plain(dim.extent, dim.groups, _sizes(grid, some)):
             fact = (

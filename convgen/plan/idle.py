@@ -17,10 +17,10 @@ from convgen.spec.text import number_of
 
 
 def idle_axes(program: Program, parts: Parts, algorithm: str | None) -> dict[str, str]:
-    """Of axes that split nothing, why, and which letters would split something; not of those that are given.
+    """For each axis that splits nothing, why, and which letters would split something; not for axes that are given.
 
     Args:
-        algorithm: by which it was laid out, or "plan", or "edited".
+        algorithm: the one that laid the program out, or "plan", or "edited".
     """
     named = {*program.grid.names} if parts.fixed else {axis for row in parts.given for axis in row.axes}
     idle = {axis: one.ranks for axis, one in split_shares(program).items() if one.idle and axis not in named}
@@ -28,9 +28,9 @@ def idle_axes(program: Program, parts: Parts, algorithm: str | None) -> dict[str
 
 
 def idle_lines(program: Program, parts: Parts, algorithm: str | None) -> list[str]:
-    """A line for each axis that splits nothing, or one for all of them, of which a search says that one rank is best.
+    """A line for each axis that splits nothing; or one line for all, where the search finds that one rank is best.
 
-    A plan or a program's text says its layout itself: nothing is said of it.
+    A plan, or a program's text, says its layout itself, and gets no line.
     """
     if algorithm in ("plan", "edited"):
         return []

@@ -1,7 +1,7 @@
 """What a layer's search may choose: roles of its phases, and layouts of x, w and y that go with them.
 
-Roles grow axis by axis, and the best of each length are kept. They are rated by what the layer takes with these roles
-in every phase, and by what each phase takes alone, over layouts near to what the phases want. Those of the named
+Roles grow axis by axis, and the best of each length are kept. They are rated by the price of the layer with these roles
+in every phase, and by each phase's price alone, over layouts near those that the phases want. Layouts of the named
 algorithms are among them, so that the best rating is no more than the best named algorithm takes.
 """
 
@@ -30,18 +30,18 @@ from convgen.plan.program.candidates import Way
 from convgen.program.rows import Stored
 
 KEPT = 64  # roles of each length, from which longer ones are made
-NEAREST = 3  # layouts of a tensor that are kept of each roles
-BALANCE = 1.1  # where bytes are the objective: the slowest rank's work over an equal share
+NEAREST = 3  # layouts of a tensor that are kept for each choice of roles
+BALANCE = 1.1  # where bytes are the objective: the slowest rank's work over an equal share, at most
 Nests = tuple[tuple[str, Axes], ...]
 
 
 @dataclass(frozen=True)
 class Rated:
-    """The same roles in every phase.
+    """Roles that all phases have alike, and their prices.
 
     Attributes:
-        price: of the layer.
-        phases: by phase its price alone, its values stored as serves it best: `liked`, by tensor.
+        price: the whole layer's.
+        phases: by phase its price alone, with its values stored as in `liked`, by tensor, which serves it best.
         stored: by tensor the layouts that serve all phases best, the best first.
     """
 
@@ -61,7 +61,7 @@ class _Grown(NamedTuple):
 
 
 class Candidates:
-    """Of one layer on one grid. No searched axis leaves a rank without an element.
+    """Candidates of one layer on one grid. No searched axis leaves a rank without an element.
 
     Args:
         held: whether backward-filter reads what forward has gathered of x.
@@ -98,8 +98,8 @@ class Candidates:
         return _Grown((uneven, rated.price), letters, rated)
 
     def _is_first(self, letters: tuple[str, ...]) -> bool:
-        """Whether axes that may change places are in the order of letters: of as many ranks, nothing given of them, on
-        links that are alike."""
+        """Whether axes that may change places have their letters in order: axes of as many ranks, on links that are
+        alike, where no layout is given."""
         *before, last = letters
         sizes, names = self.grid.sizes, self.grid.names
         alike = [r for r, a in zip(before, names, strict=False) if sizes[a] == sizes[names[len(before)]]]
@@ -117,11 +117,11 @@ class Candidates:
         return self._has_groups(roles) and self._leaves_none_empty(roles)
 
     def _may_grow(self, roles: Nests) -> bool:
-        """Whether longer ones may serve: groups that are left may go to another axis, outside of these."""
+        """Whether roles that begin with these may serve: a later axis may split the groups that are left."""
         return self._leaves_none_empty(roles) if self._has_groups(roles) else True
 
     def _has_groups(self, roles: Nests) -> bool:
-        """Whether G splits groups as long as there are several, and C and F only then when there are not."""
+        """Whether G splits the groups first, and C and F split channels only where a rank has a single group."""
         try:
             return settle_groups(self.conv, self.grid, "forward", Roles(roles)).nests == roles
         except InputError:
@@ -133,7 +133,7 @@ class Candidates:
         return all(self._fills(o.name, tuple(p.axes for p in s.wants(o, dict(roles)).pieces)) for s, o in sides)
 
     def _fills(self, tensor: str, stored: Stored) -> bool:
-        """Whether every rank has an element."""
+        """Whether every rank has an element of the tensor."""
         for d, axes in enumerate(stored):
             if axes and (tensor, d, axes) not in self._full:
                 lo, hi = self.space.block(tensor, d, axes)
@@ -141,7 +141,7 @@ class Candidates:
         return all(self._full[tensor, d, axes] for d, axes in enumerate(stored) if axes)
 
     def filter_ways(self, roles: Nests) -> tuple[int, ...]:
-        """Of backward-filter: rows of y are blocks; or, where rows are split, those of x."""
+        """Numbers of backward-filter's ways: by blocks of y's rows; and by blocks of x's, where an axis splits rows."""
         return (0, 1) if any(r in self.conv.letters for r, _ in roles) else (0,)
 
     # ---------------------------------------------------------------- balance
@@ -155,12 +155,12 @@ class Candidates:
 
     @cached_property
     def _limit(self) -> float:
-        """Of imbalance: BALANCE, or as much as the phase needs that is the least even."""
+        """The most that `imbalance` may be: BALANCE, or what the phase needs that divides least evenly."""
         least = (min(self.imbalance(p, (0, r.roles)) for r in self.rated) for p in range(len(PHASES)))
         return max(BALANCE, *least) * (1 + 1e-9)
 
     def is_fair(self, phase: int, way: Way) -> bool:
-        """Whether work is shared out. Where bytes are the objective it has to be, or every rank would do it all."""
+        """Whether ranks share the work evenly enough: where bytes are the objective, or every rank would do it all."""
         return self.price.objective == "seconds" or self.imbalance(phase, way) <= self._limit
 
     # ---------------------------------------------------------------- ratings
@@ -184,7 +184,7 @@ class Candidates:
     def _conversions(
         self, tensor: str, near: tuple[Stored, ...], signatures: Sequence[Signature], roles: Nests
     ) -> tuple[list[Counts], Counts]:
-        """By phase what it takes to read a tensor from each of these layouts, or to store it so; and what is shared."""
+        """By phase the price of reading a tensor from each layout, or of storing it so; and what sharing saves."""
         sets, costs, reads = self.price.sets[tensor], list[Counts](), list[Layout]()
         for signature in signatures:
             here, is_read = self._wanted(tensor, signature, roles)
@@ -197,7 +197,7 @@ class Candidates:
         return costs, np.zeros(len(near), dtype=np.int64)
 
     def _wanted(self, tensor: str, signature: Signature, roles: Nests) -> tuple[Layout, bool]:
-        """A tensor as a phase reads it, or makes it; and whether it reads it."""
+        """The layout in which a phase reads a tensor, or makes it; and whether it reads it."""
         (operand,) = (o for o in (*signature.inputs, *signature.results) if o.name == tensor)
         return self.price.wants(signature, operand, roles), operand in signature.inputs
 
@@ -215,12 +215,12 @@ class Candidates:
         return tuple(stored for stored in found if self._fills(tensor, stored)) or (copies,)
 
     def copies(self, stored: Stored) -> int:
-        """On how many ranks each element is."""
+        """How many ranks hold each element."""
         return self.grid.ranks // prod(self.grid.sizes[a] for axes in stored for a in axes)
 
 
 def _beside(wanted: Layout) -> Iterator[Stored]:
-    """Blocks as they are; with whole rows; and what is partial split along one of the first two dimensions."""
+    """The wanted blocks; these with whole rows; these with partial axes that split one of the first two dimensions."""
     yield wanted.axes
     yield tuple(axes if d < 2 else () for d, axes in enumerate(wanted.axes))
     for count in range(len(wanted.partial), 0, -1):

@@ -2,9 +2,9 @@
 
     y = conv_forward(x, w)      dx = conv_backward_data(dy, w)      dw = conv_backward_filter(dy, x)
 
-dx is stored as x, dy as y, dw as w. The way of a row is a variable too, because rows that read one value share the
-conversions that they begin alike with: backward-data and backward-filter those of dy, and forward and backward-filter
-those of x where it is held gathered.
+dx is stored as x, dy as y, dw as w. A row's way is a variable too, because two rows that read one value share the
+conversions with which both begin: backward-data and backward-filter those of dy, and forward and backward-filter those
+of x where it is held gathered.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class FoundLayout:
 
     Attributes:
         price: as `LayerPrice` counts it.
-        alike: the least with the same roles in every phase; None: nothing was searched.
+        alike: the least price with the same roles in every phase; None where nothing was searched.
     """
 
     stored: Mapping[str, Layout]
@@ -50,7 +50,7 @@ class FoundLayout:
 
 
 class LayerSearch(Search):
-    """A layer's rows.
+    """The search over a layer's three rows.
 
     Args:
         held: whether backward-filter reads what forward has gathered of x.
@@ -84,7 +84,7 @@ class LayerSearch(Search):
 
     # ---------------------------------------------------------------- candidates
     def _domains(self) -> dict[str, tuple[Stored, ...]]:
-        """Of each tensor; and the ways of each row."""
+        """Candidate layouts of each tensor; and, in `ways`, candidate ways of each row."""
         of, is_open = self.candidates, len(self.roles) < len(PHASES) or len(self.candidates.given) < len(TENSORS)
         rated = of.rated if is_open else []
         self.alike = rated[0].price if rated else None
@@ -124,7 +124,7 @@ class LayerSearch(Search):
         return found
 
     def _shared(self, tables: Tables, tensor: str, one: int, other: int) -> Factor:
-        """What two rows that read a tensor share, less than nothing; over its layouts and the rows' ways."""
+        """The price of what two readers of a tensor share, as negative costs over its layouts and the rows' ways."""
         price, domain = self.layer_price, self.domains[tensor]
 
         def wants(i: int) -> list[Layout]:

@@ -1,13 +1,13 @@
 """A network laid out by the letters of a grid: a named algorithm for every row.
 
-Letters travel with dimensions, as the axes that split a value. A row's index takes the axes of the dimensions that it
-is of; an axis has one role in a row, and where several would do, what keeps more ranks at work is taken, then what
-sends fewer bytes. A result is stored as its row makes it. What a sum leaves partial is split along an index that only
-parameters have (the filters of a convolution): so channels stay split from layer to layer.
+Letters travel with dimensions, as the axes that split a value. A row's index takes the axes of the dimensions that are
+made of it. An axis has one role in a row: where several indices would do, the one that keeps more ranks at work takes
+it, then the one that sends fewer bytes. A result is stored as its row makes it. What a sum leaves partial is split
+along an index that only parameters have (a convolution's filters): so channels stay split from layer to layer.
 
 A letter that no input carries begins inside: C and F where a product makes channels that its parameters alone have,
-D, H and W where a convolution makes rows (of a latent vector, say). What it reads are copies, of which every rank makes
-its part.
+D, H and W where a convolution makes rows (of a latent vector, say). Such a row reads copies, and each rank makes its
+part.
 
 Source: docs/design.md, Networks; the algorithms are [CF] 3.1 to 3.4's and [INT]'s.
 """
@@ -33,7 +33,7 @@ from convgen.plan.parts import Parts, Tensor
 from convgen.program.network import Program, Value
 from convgen.program.rows import PlacedRow, Stored, index_of, kept, place, serves, stored_by_name
 
-NODES = "M"  # machines, nodes: they split samples as N does, which then is of a node's ranks
+NODES = "M"  # machines, nodes: M splits samples as N does, and N is then the ranks of a node
 OF = {"N": "N" + NODES}
 ROLES_AT_MOST = 256  # combinations of one row that are looked at
 
@@ -42,9 +42,9 @@ def lay_out(parts: Parts, grid: Grid, algorithm: str | None = None) -> Program:
     """The program of a network whose rows follow the letters of a grid.
 
     Args:
-        algorithm: of ALGORITHMS; by default the one that has the grid's letters.
+        algorithm: a name in ALGORITHMS; by default the one that has the grid's letters.
     Raises:
-        InputError: a letter that no algorithm, or this one, has; or a row that is given as none can be.
+        InputError: no algorithm, or not this one, has a letter of the grid; or a row is given what no row can be.
     """
     name, tensors, rows, updates, outputs, fixed, *_ = parts
     rule = _rule(grid, algorithm, {*grid.names} if fixed else {a for one in parts.given for a in one.axes})
@@ -88,11 +88,11 @@ def lay_out(parts: Parts, grid: Grid, algorithm: str | None = None) -> Program:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What an algorithm says of letters.
+    """What an algorithm does with letters.
 
     Attributes:
-        letters: of inputs' dimensions, that axes may split.
-        made: axes that split what a sum makes instead of what it sums over, as long as they are alone on channels.
+        letters: those of inputs' dimensions that axes may split.
+        made: axes that split the channels that a sum makes, not those that it sums over, where no other axis does.
         copied: axes of `made` that no activation is split along.
         begins: axes that no input carries, which rows may begin.
     """
@@ -112,7 +112,7 @@ class Rule:
 
 
 def _rule(grid: Grid, algorithm: str | None, given: Collection[str] = ()) -> Rule:
-    """`given`: axes that rows name themselves, whatever these are called."""
+    """`given`: axes that given rows name, which may have any name."""
     letters = [a for a, n in grid.axes if n > 1 and a not in given]
     for a in letters:
         if a not in "NCFDHW" + NODES:
@@ -133,7 +133,8 @@ def _rule(grid: Grid, algorithm: str | None, given: Collection[str] = ()) -> Rul
 
 
 def _nowhere(inputs: Iterable[Stored], grid: Grid, rule: Rule) -> Axes:
-    """Axes that split no input. Samples are no row's to make, and copied axes are in every product anyway."""
+    """Axes that split no input and that a row may begin: not those of samples, which no row makes, nor copied ones,
+    which every product has anyway."""
     carried = {a for stored in inputs for axes in stored for a in axes}
     return tuple(a for a in grid.names if a not in OF["N"] and a in rule.letters and a not in carried | {*rule.copied})
 
@@ -142,7 +143,7 @@ def _nowhere(inputs: Iterable[Stored], grid: Grid, rule: Rule) -> Axes:
 def _placed(
     operation: Operation, reads: tuple[Stored | None, ...], grid: Grid, rule: Rule, flows: tuple[bool, ...] = ()
 ) -> tuple[PlacedRow, tuple[Stored, ...], tuple[Stored, ...]]:
-    """The best way and roles of a row, how its operands are stored, and its results.
+    """A row placed by its best way and roles, and how its operands and its results are stored.
 
     Args:
         reads: how operands are stored; None for what this row decides (a parameter).
@@ -152,7 +153,7 @@ def _placed(
     found: list[tuple[tuple[int, int, int], PlacedRow, tuple[Stored, ...], tuple[Stored, ...]]] = []
     for way, signature in enumerate(operation.signatures):
         if signature.reduction == "max":
-            continue  # where the largest is found is not followed across ranks
+            continue  # no step follows the place of a maximum from rank to rank
         for roles in _roles(signature, reads, grid, rule, flows):
             operands = tuple(
                 kept(o, signature, roles) if axes is None else axes
@@ -169,7 +170,7 @@ def _placed(
 def _roles(
     signature: Signature, reads: Sequence[Stored | None], grid: Grid, rule: Rule, flows: Sequence[bool] = ()
 ) -> Iterator[dict[str, Axes]]:
-    """Each axis with one of the indices whose dimensions it splits, or with none where that is not possible."""
+    """Each axis with one of the indices whose dimensions it splits; or with none, where no index can have it."""
     options: dict[str, list[str]] = {}
     order: dict[str, list[str]] = {}
     fresh = _fresh(signature, reads)
@@ -229,7 +230,7 @@ def _fresh(signature: Signature, reads: Sequence[Stored | None]) -> str | None:
 def _begun(
     signature: Signature, grid: Grid, rule: Rule, flows: Sequence[bool], order: Mapping[str, Sequence[str]]
 ) -> Iterator[tuple[str, str]]:
-    """Axes that no input carries with the index that a product makes of it, where every rank has some of that.
+    """Pairs of an axis that no input carries and an index that a product begins with it, of which every rank gets some.
 
     C and F: of a result's dimensions the one that parameters alone have. D, H, W: the convolution's index of that name.
 

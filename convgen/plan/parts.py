@@ -1,4 +1,4 @@
-"""A network whose layout is open: what all that lay one out are told of it."""
+"""A network whose layout is open, and the memory that a layout may take: the input of searches and algorithms."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from convgen.spec.graph import GivenRow
 from convgen.spec.layer import DTYPE_BYTES
 
 Keep = Literal["every", "needed"]
-FLOAT32 = 4
+FLOAT32 = 4  # bytes of an element
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,8 @@ class Room:
     """Memory that a plan may take, and how it is counted.
 
     Attributes:
-        memory_bytes: of a rank; None: no bound.
-        states: values a parameter that the optimizer keeps: SGD 0, with momentum 1, Adam 2.
+        memory_bytes: bytes that a rank has; None: no bound.
+        states: values that the optimizer keeps for each parameter: SGD 0, with momentum 1, Adam 2.
         keep: what stays for backward: what backward reads, counted row by row (cost/network_memory.py); or the output
             of every layer, each with an error signal of its size, as the papers' frameworks have it
             (cost/every_output.py).
@@ -48,8 +48,8 @@ class Room:
     regather: bool = False
 
     def parameter_bytes(self, dtype: str) -> int:
-        """Of an element: itself, its gradient, the optimizer's states; and in the papers' frameworks, of 16 bits, a
-        copy in float32 that the optimizer updates, whose states are in float32 too.
+        """Bytes for an element of a parameter: itself, its gradient and the optimizer's states. The papers' frameworks
+        have a copy in float32 of a parameter of 16 bits, which the optimizer updates, and states in float32 too.
 
         Example:
             >>> Room(states=2).parameter_bytes("bfloat16"), Room(states=2, keep="every").parameter_bytes("bfloat16")
@@ -71,9 +71,9 @@ class Parts(NamedTuple):
         tensors: all that rows read and make.
         updates: (buffer, value that it becomes after a step of training).
         outputs: (name, value).
-        fixed: how values are stored, of those of which it is given.
-        parted: the network whose statistics are of parts of how a program is laid out ([SP] III-B), and whether what is
-            normalised shall stay so; None: they are not.
+        fixed: by value, how it is stored, where that is given.
+        parted: the network whose statistics are by parts as a program splits them ([SP] III-B), and whether what is
+            normalised shall stay stored so; None: statistics are not by parts.
         given: rows that a file lays out (given.py).
         reduce_dtype, autocast: as a program's.
         of_inputs: whether a step makes inputs' gradients, too.

@@ -13,12 +13,12 @@ from convgen.plan.parts import ANY, Room
 class Setting:
     """
     Attributes:
-        room: for what a rank keeps; without a bound of its own that of the machine's ranks, where its file says it.
-        statistics: of batch norms in training: global, spatial or local ([SP] III-B).
+        room: memory for what a rank keeps; without a bound of its own the machine's applies, where its file has one.
+        statistics: which batch norms have in training: global, spatial or local ([SP] III-B).
         recompute: whether blocks may be computed again in backward.
         by_step: steps are compared with what travels meanwhile (program/by_timeline.py).
-        layouts: that are looked at near the plan of such a step, beyond those that every plan looks at.
-        dtype: of products and of what is moved; by default the network's.
+        layouts: how many are looked at near the plan of such a step, beyond those that every plan looks at.
+        dtype: the type of products and of what is moved; by default the network's.
         reduce_dtype, autocast: as a program's. Machines with a name of their own are taken to have GPUs, of which
             autocast has other lists than of CPUs.
     """
@@ -47,7 +47,7 @@ class Setting:
 
     @property
     def bounded(self) -> Room:
-        """With the machine's bound where there is no other."""
+        """The room, bounded by the machine's memory where it has no bound of its own."""
         memory = self.machine.memory_bytes
         if self.room.memory_bytes is not None or not memory:
             return self.room

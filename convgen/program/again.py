@@ -1,7 +1,7 @@
-"""Blocks of a network that backward computes again: what is inside of them is not kept, only what they take.
+"""Blocks of a network that backward computes again: forward keeps what they read, and nothing inside of them.
 
-A block is a function of the package (blocks.py). What it moves in forward it moves again, at the place where backward
-comes to it, in the same order on all ranks; buffers keep what the first time made of them.
+A block is a function of the package (blocks.py). What forward moves in it, backward moves again where it comes to the
+block, in the same order on all ranks; buffers keep what the first time made of them.
 
 Source: Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016; [SP] VI leaves it out.
 """
@@ -19,7 +19,7 @@ from convgen.spec.names import did_you_mean
 
 
 def stretches(program: Program) -> tuple[Stretch, ...]:
-    """The functions of a program's package, by the module of the source that each is of."""
+    """The functions of a program's package as stretches of rows, each with its module of the source."""
     known, gone = norms(program)
     shown = [i for i in range(len(program.rows)) if i not in gone]
 

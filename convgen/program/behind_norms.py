@@ -12,11 +12,11 @@ from convgen.operations.row import Operation
 from convgen.program.network import Program
 from convgen.program.rows import PlacedRow
 
-Steps = Sequence[tuple[int, Operation, int]]  # rows, each with its operation and the operand that it has from before
+Steps = Sequence[tuple[int, Operation, int]]  # number of a row, its operation, the operand that the row before makes
 
 
 def behind_norms(program: Program) -> Iterator[tuple[Sequence[int], Steps]]:
-    """Of each norm the rows behind it that scale and shift what is normalised, and the steps behind these."""
+    """For each norm the rows behind it that scale and shift what it normalises, and the steps behind these."""
     reader = _only_reader(program)
     by_group = {row.bound.makes[0] for _, row in norms_by_group(program)}
     of_batches = {row.bound.makes[0]: steps for row, steps in behind_batch_norms(program)}
@@ -30,7 +30,7 @@ def behind_norms(program: Program) -> Iterator[tuple[Sequence[int], Steps]]:
 
 
 def behind_batch_norms(program: Program) -> Iterator[tuple[PlacedRow, Steps]]:
-    """Of each batch norm of images or volumes the row that normalises, and the steps behind it."""
+    """For each batch norm of images or volumes the row that normalises, and the steps behind it."""
     reader = _only_reader(program)
     for row in program.rows:
         operation = row.bound.operation
@@ -39,7 +39,7 @@ def behind_batch_norms(program: Program) -> Iterator[tuple[PlacedRow, Steps]]:
 
 
 def _only_reader(program: Program) -> Callable[[str], tuple[int, Operation, Sequence[str], str] | None]:
-    """Of a value, the only row that reads it; None where there are several."""
+    """A function that gives the only row that reads a value; None where there are several."""
     readers = readers_of(program)
 
     def reader(value: str) -> tuple[int, Operation, Sequence[str], str] | None:
@@ -53,7 +53,7 @@ def _only_reader(program: Program) -> Callable[[str], tuple[int, Operation, Sequ
 
 
 def norms_by_group(program: Program) -> Iterator[tuple[PlacedRow, PlacedRow]]:
-    """Rows of moments of each sample's groups of channels, each with that of what is normalised by them."""
+    """Rows that take moments of each sample's groups of channels, each with the row that normalises by them."""
     makers = {value: row for row in program.rows for value in row.bound.makes}
     for row in program.rows:
         moments = makers.get(row.bound.reads[1]) if isinstance(row.bound.operation, Normalise) else None

@@ -3,8 +3,8 @@
     %y_sum = conv_forward %x, %w
     %y = add %y_sum, %bias              --->   one call of local code (templates/runtime/biases.py)
 
-So it is where nothing else reads the sum, and nothing moves between the two rows: a product that stores what it makes
-otherwise, as partial sums, makes the bias a pass of its own.
+So it is where nothing else reads the sum, and nothing moves between the two rows. Where the product's result moves, as
+partial sums do, the bias takes a pass over memory of its own.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from convgen.operations.bound import Bound
 from convgen.operations.row import Operation
 from convgen.program.rows import PlacedRow
 
-THERE = ("parameter", "buffer", "constant")  # before any row is
+THERE = ("parameter", "buffer", "constant")  # kinds of values that exist before any row runs
 
 
 class Biased(NamedTuple):
     """What a row has to do with a bias.
 
     Attributes:
-        is_bias: its product may add it.
-        behind: of a product, its bias.
+        is_bias: the row is a bias that its product may add.
+        behind: the bias that the row, a product, may add.
     """
 
     is_bias: bool = False
@@ -38,11 +38,11 @@ NONE = Biased()
 def products_of_biases(
     bounds: Sequence[Bound], kinds: Mapping[str, str], read_behind: Collection[str]
 ) -> dict[int, int]:
-    """By number of a bias's row that of its product.
+    """By number of a row that adds a bias, the number of its product.
 
     Args:
-        kinds: of values, as a program has them.
-        read_behind: outputs, and what buffers become.
+        kinds: by value, its kind, as a program has it.
+        read_behind: values that are outputs, or that buffers become.
     """
     makers = {v: i for i, bound in enumerate(bounds) for v in bound.makes if v}
     readers = Counter(v for bound in bounds for v in bound.reads)
@@ -58,7 +58,7 @@ def products_of_biases(
 
 
 def biased(bounds: Sequence[Bound], products: Mapping[int, int]) -> tuple[Biased, ...]:
-    """Of each row.
+    """What each row has to do with a bias.
 
     Args:
         products: as `products_of_biases` has them.
@@ -70,7 +70,7 @@ def biased(bounds: Sequence[Bound], products: Mapping[int, int]) -> tuple[Biased
 
 
 def stays(row: PlacedRow) -> bool:
-    """Whether a bias reads its product's result where it is, and leaves it there."""
+    """Whether a row that adds a bias reads its product's result where it is made, and leaves its own there."""
     return not (any((*row.fetch, *row.store)) or row.is_cut)
 
 

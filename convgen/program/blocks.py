@@ -10,7 +10,7 @@ LONGEST = 36  # rows of a function
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rows [start, stop) of a module of the source; `path` is "" for what stands in the network's own function."""
+    """Rows [start, stop), a module of the source by its path; "" for rows of the network's own function."""
 
     path: str
     start: int
@@ -18,7 +18,7 @@ class Block:
 
 
 def blocks(modules: Sequence[str]) -> list[Block]:
-    """The source's module of each row, in order, to the largest modules whose rows are few and side by side."""
+    """From each row's module, in order, to the largest modules whose rows are few and side by side."""
     found: list[Block] = []
     _split(modules, 0, len(modules), "", found)
     return found

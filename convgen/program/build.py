@@ -1,7 +1,7 @@
 """Lowering: from stored layouts and roles to a naive schedule that is correct and easy to read.
 
-Each phase on its own: convert the inputs to what their roles want, convolve locally, convert the result
-to how it is stored. Sharing is left to the passes. Axes of one rank are in no type, role or step: a type without
+Each phase is lowered on its own: convert the inputs to what their roles want, convolve locally, convert the result to
+how it is stored. Sharing is left to the passes. Axes of one rank are in no type, role or step: a type without
 them says the same of every rank, and has the simpler conversions. The grid keeps them, as the mesh does.
 """
 
@@ -53,7 +53,7 @@ def lower(
 
     Args:
         stored: layouts of x, w and y; dx, dw, dy and bias follow.
-        roles: for each phase.
+        roles: each phase's.
     """
     names, single = _Names(), space.grid.single
     types = {tensor: stored[tensor].without(single) for tensor in ("x", "w", "y")}
@@ -113,7 +113,7 @@ def _lower_phase(
 
 
 def _bias_gradient(space: Space, stored: Mapping[str, Layout], names: _Names) -> tuple[Step, ...]:
-    """db sums the stored dy over y's other axes; copies of dy are equal, so nothing is summed over them."""
+    """db sums the stored dy over y's axes but F's; copies of dy are equal, so nothing is summed over them."""
     y, bias = stored["y"], stored["bias"]
     summed = space.grid.ordered(a for d, axes in enumerate(y.axes) if d != 1 for a in axes)
     own = Layout("bias", bias.axes, partial=summed)

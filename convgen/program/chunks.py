@@ -1,8 +1,8 @@
 """Rows in chunks: what moves for one chunk of an index travels while another is computed.
 
-A chunk is a block of the row's indices like any other, so what has to hold is that chunks stand side by side: the index
-is a dimension of the result, what moves leaves that dimension as it is, and rows of the operand are read in order. An
-operand whose rows are read by several chunks comes in with the first of them.
+A chunk is a block of the row's indices like any other. What has to hold is that chunks stand side by side: the index is
+a dimension of the result, what moves leaves that dimension as it is, and rows of the operand are read in order. Rows of
+an operand that several chunks read come in with the first of them.
 """
 
 from __future__ import annotations
@@ -99,21 +99,21 @@ def dimension(operand: Operand, index: str) -> int:
 
 
 def _block(row: PlacedRow, grid: Grid) -> tuple[Ranks, Ranks]:
-    """By rank, the block of the index that is cut."""
+    """By rank, its block of the index that is cut into chunks."""
     assert row.chunks is not None
     i, signature = row.chunks.index, row.signature
     return index_sets(signature, grid).split(Dim(i, signature.extent[i]), dict(row.roles).get(i, ()))
 
 
 def blocks_of(row: PlacedRow, grid: Grid) -> list[tuple[Ranks, Ranks]]:
-    """Of each chunk by rank: its block of the index."""
+    """For each chunk, by rank: the chunk's block of the index."""
     assert row.chunks is not None
     lo, hi = _block(row, grid)
     return [block(lo, hi, row.chunks.count, np.full_like(lo, j)) for j in range(row.chunks.count)]
 
 
 def brought(row: PlacedRow, grid: Grid) -> list[tuple[Ranks, Ranks]]:
-    """Of each chunk by rank: the operand's rows that no chunk before it has brought."""
+    """For each chunk, by rank: the operand's rows that come with it, as no chunk before it has brought them."""
     chunks = row.chunks
     assert chunks is not None and chunks.operand is not None
     operand = row.signature.inputs[chunks.operand]
@@ -137,7 +137,7 @@ def brought(row: PlacedRow, grid: Grid) -> list[tuple[Ranks, Ranks]]:
 
 @lru_cache(maxsize=1 << 12)
 def shares(row: PlacedRow, of_operand: bool, grid: Grid) -> list[NDArray[np.float64]]:
-    """Of each chunk by rank: what part it is of what moves for the operand, or for the result."""
+    """For each chunk, by rank: the chunk's part of all that moves for the operand, or for the result."""
     assert row.chunks is not None
     parts = brought(row, grid) if of_operand else blocks_of(row, grid)
     lengths = [hi - lo for lo, hi in parts]
@@ -146,8 +146,8 @@ def shares(row: PlacedRow, of_operand: bool, grid: Grid) -> list[NDArray[np.floa
 
 
 def in_chunks(row: PlacedRow, grid: Grid, count: int, index: str = "", whole: Collection[int] = ()) -> PlacedRow:
-    """A row in chunks of an index, by default the one that most of what moves can be cut along, of these one that needs
-    no rows twice, and the outermost in memory; the row itself where nothing can.
+    """A row in chunks of an index; the row itself where none will do. The default is the index along which most of what
+    moves can be cut; among those one that needs no row twice, and then the outermost in memory.
 
     Args:
         whole: operands that don't travel by chunks.
@@ -178,6 +178,6 @@ def _best(row: PlacedRow, grid: Grid, count: int, index: str, whole: frozenset[i
 
 
 def travels(there: Chain, back: Chain) -> bool:
-    """Whether what comes and what goes may travel by chunks, if it can be cut."""
+    """Whether these two chains, of an operand and of a result, may travel by chunks where a row can be cut."""
     kinds = [c.kind for c in there], [c.kind for c in back]
     return any(kinds) and kinds[0] in ([], *([k] for k in THERE)) and kinds[1] in ([], *([k] for k in BACK))

@@ -1,8 +1,8 @@
 """Which halos may travel while a row's interior is computed.
 
-A piece of a row is a block of its indices like any other, so what has to hold is that pieces can be put together: the
-rows that a halo is of are blocks of one dimension of the result, nothing else reads them, and each row of the result
-reads an interval of the operand that moves with it (Taps, ReadBy, one Through the other).
+A piece of a row is a block of its indices like any other. What has to hold is that pieces can be put together: the
+halo's rows are blocks of one dimension of the result, no other operand reads them, and each row of the result reads an
+interval of the operand that moves along with it (Taps, ReadBy, one Through the other).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def early_faults(row: PlacedRow, k: int) -> Iterator[str]:
 
 
 def may_start_early(row: PlacedRow, grid: Grid) -> int | None:
-    """The operand whose halo may be started early: where every rank has an interior."""
+    """The first operand whose halo may start early, as every rank has an interior; None where there is none."""
     for k, chain in enumerate(row.fetch):
         if chain and not any(early_faults(row, k)) and bool((interior_rows(row, k, grid) > 0).all()):
             return k
@@ -58,7 +58,7 @@ def may_start_early(row: PlacedRow, grid: Grid) -> int | None:
 
 
 def interior_rows(row: PlacedRow, k: int, grid: Grid) -> NDArray[np.float64]:
-    """By rank, what share of its part of the row is computed meanwhile: it reads nothing but what the rank has."""
+    """By rank, the interior's share of its part of the row: what reads nothing but what the rank owns."""
     share = np.ones(grid.ranks)
     for start, end, first, last in _insides(row, k, grid):
         share *= np.where(end > start, (last - first) / np.maximum(end - start, 1), 0.0)
@@ -66,7 +66,7 @@ def interior_rows(row: PlacedRow, k: int, grid: Grid) -> NDArray[np.float64]:
 
 
 def boundary_pieces(row: PlacedRow, k: int, grid: Grid) -> NDArray[np.int64]:
-    """By rank, in how many pieces the rest is computed: one at each end that reads what others have."""
+    """By rank, in how many pieces the boundary is computed: one at each end that reads other ranks' rows."""
     pieces = np.zeros(grid.ranks, dtype=np.int64)
     for start, end, first, last in _insides(row, k, grid):
         pieces += (first > start).astype(np.int64) + (end > last)
@@ -74,7 +74,7 @@ def boundary_pieces(row: PlacedRow, k: int, grid: Grid) -> NDArray[np.int64]:
 
 
 def _insides(row: PlacedRow, k: int, grid: Grid) -> Iterator[NDArray[np.int64]]:
-    """Of each dimension with windows: begin and end of a rank's part, and of its interior; each by rank."""
+    """For each dimension with windows, by rank: start and end of the rank's part, and of its interior."""
     sets, operand = index_sets(row.signature, grid), row.signature.inputs[k]
     held, roles = sets.held(row.fetch[k][0].src), dict(row.roles)
     for d, made in enumerate(operand.dims):
@@ -92,7 +92,7 @@ def _quadruples(rows: NDArray[np.int64]) -> list[tuple[int, int, int, int]]:
 
 
 def started_early(row: PlacedRow, grid: Grid) -> PlacedRow:
-    """A row, and the rows of its gradients, with every halo early that may be; rows in chunks stay as they are.
+    """A row, and its gradients' rows, with every halo started early that may be; rows in chunks stay as they are.
 
     A halo that is started before an earlier row travels while that one is computed, so its row needs no interior.
     """
@@ -106,7 +106,7 @@ def started_early(row: PlacedRow, grid: Grid) -> PlacedRow:
 
 
 def in_one(row: PlacedRow) -> PlacedRow:
-    """The same, but gradients that have others of their row to travel behind are computed in one."""
+    """The row, with gradients computed whole, not in pieces, where the row's other gradients hide their halos."""
     others = len(row.derived) > 1 or any(b is not None for b in row.back)
     derived = tuple((k, replace(one, split=not others or one.early is None)) for k, one in row.derived)
     return replace(row, derived=derived)

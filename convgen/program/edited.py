@@ -1,7 +1,7 @@
 """A schedule that a person has edited: read, compared with its layer, verified; refused with the line that is wrong.
 
-What lowering and the passes make is right by construction, and the verifier's word on it is ours. Here it is an
-answer to the person, so a fault has the line of the file, and what only the emitter minds is refused as well.
+What lowering and the passes make is right by construction: a fault there is the compiler's. Here a fault is the
+person's, so it names the file's line, and what no module can say is refused as well.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from convgen.spec.target import Target
 from convgen.spec.text import shown
 
 HINT = "convgen compile FILE --emit schedule prints one that is right"
-# Values become variables and constants of the module: the words that follow a tensor's name are nobody else's there.
+# Values become variables and constants of the module, where nothing else has a name that begins with a tensor's.
 NAME = re.compile(r"(x|w|y|dx|dw|dy|db)(_[a-z0-9]+)+")
 
 
@@ -104,7 +104,7 @@ def _refuse_unread(schedule: Schedule, lines: _Lines) -> None:
 
 
 def _other_layer(schedule: Schedule, expected: Expected) -> Iterator[tuple[str, str]]:
-    """Where the schedule is about another layer."""
+    """Places where the schedule is about another layer, each with a message."""
     grid = expected.space.grid
     if schedule.name != expected.name:
         yield "schedule ", f"a schedule of {schedule.name}, and the layer is {expected.name}"
@@ -121,7 +121,7 @@ def _other_layer(schedule: Schedule, expected: Expected) -> Iterator[tuple[str, 
 
 
 def _misshapen(schedule: Schedule, expected: Expected) -> Iterator[tuple[str, str]]:
-    """What no check could even look at: axes and dimensions that are not there, values that nothing made."""
+    """What no check could look at: axes and dimensions that don't exist, and values that nothing makes."""
     grid, conv = expected.space.grid, expected.space.conv
     typed = [("stored:", layout) for _, layout in schedule.stored]
     typed += [(f"%{step.result} =", step.type) for _, step in schedule.steps()]
@@ -158,7 +158,7 @@ def _misshapen(schedule: Schedule, expected: Expected) -> Iterator[tuple[str, st
 
 
 def _unread_forms(schedule: Schedule, expected: Expected) -> Iterator[tuple[str, str]]:
-    """Values that are no whole tensors, where the target's kernels take nothing else."""
+    """Values in parts or with a rim, where the target's kernels take whole tensors only."""
     for _, step in schedule.steps():
         if step.form != "whole" and not expected.target.reads_parts:
             said = f"local kernels of target {expected.target.text} take whole tensors"
@@ -166,7 +166,7 @@ def _unread_forms(schedule: Schedule, expected: Expected) -> Iterator[tuple[str,
 
 
 def _unprintable(schedule: Schedule, expected: Expected) -> Iterator[tuple[str, str]]:
-    """What is right, and no module can say: names that it has for something else, and values that it can't keep."""
+    """What is right but no module can say: names that mean something else there, and values that it can't keep."""
     held = schedule.held()
     for _, step in schedule.steps():
         where = f"%{step.result} ="

@@ -1,11 +1,11 @@
-"""A network's program as its ranks run it: what a rank computes, what moves, and what travels meanwhile.
+"""A network's program as its ranks run it: what a rank computes, what it waits for, and what travels meanwhile.
 
 | thing | means |
 |---|---|
 | Local | a rank's own part of a row, or of a row's gradient |
 | Moved | a conversion, waited for at once |
 | Start | a collective that goes on its way, on a lane of its own |
-| Wait | until it is over: what it brings is not read before |
+| Wait | until a Start is over: nothing reads what it brings before |
 
 A lane has process groups of its own, so its collectives keep one order whatever happens between them.
 
@@ -30,11 +30,11 @@ class Local:
     """A rank's part of a row.
 
     Attributes:
-        name: the first value that it makes, or its gradient's.
-        operands: of a gradient, those whose vjp it is.
-        part: of a row whose halo travels meanwhile: its interior, or its boundary; or a chunk.
-        chunk: its number, from 1.
-        rides: of a bias, its product has added it.
+        name: the first value that it makes, or the name of its gradient.
+        operands: for a vjp, the operands whose gradients it makes.
+        part: the interior or the boundary, where a halo travels meanwhile; or a chunk.
+        chunk: number of the chunk, from 1.
+        rides: it is a bias that its product has added.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Local:
 
     @property
     def title(self) -> str:
-        """Its name, and its part."""
+        """The name and the part, for people."""
         if self.part == "chunk" and self.placed.chunks:
             return f"{self.name} (chunk {self.chunk} of {self.placed.chunks.count})"
         return self.name if self.part == "whole" else f"{self.name} ({self.part})"
@@ -55,11 +55,11 @@ class Local:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Conversions that go on their way.
+    """One collective that goes on its way.
 
     Attributes:
-        moved: one, or all of a bucket.
-        chunk: of the one conversion, only this chunk of its row, from 1.
+        moved: the conversion; or all conversions of a bucket.
+        chunk: from 1, where only this chunk of the conversion travels.
     """
 
     name: str
@@ -80,7 +80,7 @@ Flow = Local | Moved | Start | Wait
 
 
 def forward(program: Program) -> Iterator[Flow]:
-    """The forward pass, in order. What reads sums that travel in a bucket stands behind all else."""
+    """The forward pass, in order. Rows that read sums of a bucket stand behind all others."""
     late = _reading(program)
     yield from _in_buckets(_rows(program, 0, len(program.rows), late), program.forward_buckets)
     for i in sorted(late):
@@ -88,7 +88,7 @@ def forward(program: Program) -> Iterator[Flow]:
 
 
 def _packed(program: Program) -> set[str]:
-    """Values that travel in forward's buckets, whose sums are called as they are."""
+    """Steps that travel in forward's buckets; such a step has the name of the value that it sums."""
     return {step for bucket in program.forward_buckets for step in bucket.steps}
 
 
@@ -99,7 +99,7 @@ def _reading(program: Program) -> set[int]:
 
 
 def _in_buckets(steps: Iterable[Flow], buckets: Sequence[Bucket]) -> Iterator[Flow]:
-    """Steps with the sums of a bucket as one, which goes on its way when the last of them would; waited for behind."""
+    """Steps with a bucket's sums as one Start, where the last of them would stand; they are waited for at the end."""
     of = {step: bucket for bucket in buckets for step in bucket.steps}
     ready: dict[str, list[Moved]] = {}
     for step in steps:
@@ -115,8 +115,8 @@ def _in_buckets(steps: Iterable[Flow], buckets: Sequence[Bucket]) -> Iterator[Fl
 
 
 def _rows(program: Program, start: int, stop: int, without: Collection[int] = ()) -> Iterator[Flow]:
-    """Rows [start, stop) of it, but for some."""
-    first: dict[int, list[int]] = {}  # by row, those whose halos are started before it
+    """Rows [start, stop) of a program, but for those in `without`."""
+    first: dict[int, list[int]] = {}  # by row, the rows whose halos start before it
     rows = [(i, row) for i, row in [*enumerate(program.rows)][start:stop] if i not in without]
     for i, row in rows:
         first.setdefault(i - row.ahead, []).append(i)
@@ -127,7 +127,7 @@ def _rows(program: Program, start: int, stop: int, without: Collection[int] = ()
 
 
 def _row(row: PlacedRow, number: int, *, rides: bool) -> tuple[Flow, ...]:
-    """A row by itself, but for the start of what is early. Programs of the same rows are asked for many times."""
+    """A row without the start of its early halo; remembered, as programs of the same rows are asked for many times."""
     if (found := row.flows.get((number, rides))) is None:
         whole = Local(label(row), number, row, rides=rides)
         steps = _rest(whole, [*fetched(row, number)], [*stored(row, number)])
@@ -140,7 +140,7 @@ def _started(whole: Local, fetch: list[Moved]) -> Iterator[Start]:
 
 
 def _rest(whole: Local, fetch: list[Moved], store: list[Moved]) -> Iterator[Flow]:
-    """What a row fetches, computes and stores, but for the start of what is early."""
+    """What a row fetches, computes and stores, without the start of its early halo."""
     if whole.placed.chunks is not None:
         yield from _in_chunks(whole, fetch, store, whole.placed.chunks)
         return
@@ -165,7 +165,7 @@ def _in_chunks(whole: Local, fetch: list[Moved], store: list[Moved], chunks: Chu
 def _pipelined(
     whole: Local, numbers: Sequence[int], come: list[Moved], others: list[Moved], go: list[Moved]
 ) -> Iterator[Flow]:
-    """All that comes by chunks is started; each is waited for, computed, and goes on its way."""
+    """Start all chunks that come; then wait for each, compute it, and start what goes."""
     yield from (chunk_of(m, j) for j in numbers for m in come)
     yield from others
     for j in numbers:
@@ -175,18 +175,18 @@ def _pipelined(
 
 
 def chunk_of(moved: Moved, number: int) -> Start:
-    """A chunk of what moves, from 1."""
+    """The start of one chunk of a conversion, from 1."""
     return Start(f"{moved.step}:{number}", CHUNKS, (moved,), chunk=number)
 
 
 def is_of_operand(moved: Moved) -> bool:
-    """Whether a conversion is of an operand or its gradient, not of what is made of it."""
+    """Whether a conversion is of an operand or its gradient; else it is of a result or a result's gradient."""
     return moved.chain[0] == "back" or moved.chain[0].endswith("fetch")
 
 
 def backward(program: Program, *, of_inputs: bool = False) -> Iterator[Flow]:
-    """The backward pass, in the order in which autograd comes to it; buckets are started as they fill. Blocks that are
-    computed again are so before the first of their gradients, but for running statistics."""
+    """The backward pass, in the order in which autograd comes to it; buckets start as they fill. Blocks that are
+    computed again are so before the first of their gradients, all but their sums of running statistics."""
     yield from _in_buckets(_backward(program, of_inputs), program.buckets)
 
 
@@ -194,7 +194,7 @@ def _backward(program: Program, of_inputs: bool) -> Iterator[Flow]:
     wanted = program.differentiable(of_inputs=of_inputs)
     again = {s.stop - 1: s for s in program.again}
     once = _reading(program) | _summing(program) if again else set[int]()
-    behind: dict[int, list[Flow]] = {}  # by row, what is waited for behind its gradients
+    behind: dict[int, list[Flow]] = {}  # by row, the waits that stand behind its gradients
     for i, row in reversed([*enumerate(program.rows)]):
         if i in again:
             yield from _rows(program, again[i].start, again[i].stop, once)
@@ -211,7 +211,7 @@ def _summing(program: Program) -> set[int]:
 
 
 def never_asked(program: Program) -> Iterator[Flow]:
-    """Gradients that no step of training asks for, of inputs or not, of rows that say how they would be made."""
+    """Gradients that no step of training asks for, of inputs or not, where the program says how they would be made."""
     wanted = program.differentiable(of_inputs=True)
     for i, row in reversed([*enumerate(program.rows)]):
         own, seen = dict(row.derived), asked(row.bound, wanted)
@@ -221,15 +221,15 @@ def never_asked(program: Program) -> Iterator[Flow]:
 
 
 def _gradients(row: PlacedRow, number: int, wanted: tuple[bool, ...]) -> tuple[Flow, ...]:
-    """A row's gradients."""
+    """The steps of a row's gradients, remembered."""
     if (found := row.flows.get((number, wanted))) is None:
         found = row.flows[number, wanted] = tuple(_found(row, number, wanted))
     return found
 
 
 def _found(row: PlacedRow, number: int, wanted: tuple[bool, ...]) -> Iterator[Flow]:
-    """What moves for a row's gradients, and what is computed between. Those whose halo is early are finished behind the
-    others, last first, as autograd comes to their operands."""
+    """What moves for a row's gradients, and what is computed between. Gradients whose halos are early are finished
+    behind the others, the last first, as autograd comes to their operands."""
     steps = [*gradients(row, number, wanted)]
     base, names = label(row), row.signature.inputs
     derived = dict(in_order(row, wanted))
@@ -240,7 +240,7 @@ def _found(row: PlacedRow, number: int, wanted: tuple[bool, ...]) -> Iterator[Fl
     fetch = {k: [m for m in steps if m.chain[0] == f"derived {k} fetch"] for k in derived}
     store = {k: [m for m in steps if m.chain[0] == f"derived {k} store"] for k in derived}
     early = [k for k, one in derived.items() if one.early is not None]
-    if between:  # rows of gradients read what the vjp makes of what lies between
+    if between:  # gradients' rows read the gradient of what lies within the row, which the vjp makes
         yield from _vjp(row, number, wanted, steps)
     for k in early:
         yield from _started(whole[k], fetch[k])
@@ -254,7 +254,7 @@ def _found(row: PlacedRow, number: int, wanted: tuple[bool, ...]) -> Iterator[Fl
 
 
 def _vjp(row: PlacedRow, number: int, wanted: tuple[bool, ...], steps: list[Moved]) -> Iterator[Flow]:
-    """Gradients that are made of local code's."""
+    """The gradients that local code's vjp makes."""
     base, names = label(row), row.signature.inputs
     back = tuple(k for k, chain in enumerate(row.back) if chain is not None and wanted[k])
     if not back:
@@ -280,7 +280,7 @@ def _vjp(row: PlacedRow, number: int, wanted: tuple[bool, ...], steps: list[Move
 
 
 def _vjp_in_chunks(whole: Local, given: list[Moved], back: list[Moved], chunks: Chunks) -> Iterator[Flow]:
-    """The same with chunks, the last first; what has gone on its way is waited for behind all else of the row."""
+    """The vjp in chunks, the last chunk first; what it has sent is waited for behind all else of the row."""
     come = given if chunks.result else []
     go = [m for m in back if m.chain[1] == chunks.operand]
     numbers = range(chunks.count, 0, -1)

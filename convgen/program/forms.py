@@ -1,4 +1,4 @@
-"""Which values may lie in memory as a collective delivers or takes them, by index sets, and the check that they do."""
+"""Which values may lie in memory as a collective delivers or takes them: found by index sets, and checked."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ MOST_BOXES = 3  # of a rim: each costs every row of a tile a comparison
 
 
 def groups_of(space: IndexSets, over: Axes) -> NDArray[np.int64]:
-    """For every rank the ranks of its group in grid order: [ranks, members]."""
+    """For every rank the ranks of its group, in grid order: [ranks, members]."""
     _, group = np.unique(space.grid.group_ids(over), return_inverse=True)
     return space.grid.groups(over)[group]
 
 
 def parts(space: Space, whole: Layout, cut: Layout, over: Axes) -> int:
-    """Channels of one of the equal parts of a layer's activation; 0 where it has none, or channels come in groups."""
+    """Channels in one of the equal parts of a layer's activation; 0 where parts are unequal, or channels in groups."""
     activation = whole.tensor in ("x", "y") and space.conv.groups == 1
     return equal_parts(space, whole, cut, over) if activation else 0
 
 
 def equal_parts(space: IndexSets, whole: Layout, cut: Layout, over: Axes) -> int:
-    """Channels of one part, where the members' blocks of `cut` are equal parts of `whole` along channels, in order.
+    """Channels in one part, where the members' blocks of `cut` are equal parts of `whole` along channels, in order.
 
     0 where they are not: other dimensions are cut too, or blocks differ in size.
     """
@@ -49,9 +49,9 @@ def equal_parts(space: IndexSets, whole: Layout, cut: Layout, over: Axes) -> int
 
 
 def boxes(space: IndexSets, src: Layout, dst: Layout, over: Axes) -> NDArray[np.int64] | None:
-    """How many boxes each rank receives around its block for a window; None where more than rows change.
+    """How many boxes each rank receives around its block for a window; None where more than the window changes.
 
-    With run-time samples in mind: a box counts though it may have no samples.
+    The number of samples may change at run time, so a box counts though it has no samples now.
     """
     if src.axes != dst.axes or src.has_window or src.partial:
         return None
@@ -92,7 +92,7 @@ def rim_faults(row: PlacedRow, k: int, grid: Grid) -> Iterator[str]:
 
 
 def _no_kernel(row: PlacedRow, name: str, *, made: bool = False) -> str | None:
-    """Why no kernel takes what a row calls so otherwise than as a tensor. What is made by chunks may be in parts."""
+    """Why no kernel takes this operand, or result, in a form, if none does; chunks may make a result in parts."""
     operation = row.bound.operation
     epilogue, masks, _ = operation.kernel_steps
     if operation.convolves is None and (masks or not epilogue):
@@ -102,15 +102,15 @@ def _no_kernel(row: PlacedRow, name: str, *, made: bool = False) -> str | None:
 
 
 def ends(row: PlacedRow, k: int, *, made: bool) -> list[tuple[str, int]]:
-    """Where what a kernel reads as operand k, or makes, travels, and its gradient: a field of the row, and the first or
-    last conversion of the chain there."""
+    """The conversions next to a kernel's operand k, or result k, and to its gradient: the row's field, and which end of
+    the chain there, 0 the first and -1 the last conversion."""
     if made:
         return [("store", 0), ("given", -1)][: 1 + any(b is not None for b in row.back)]
     return [("fetch", -1), ("back", 0)][: 1 + (row.back[k] is not None)]
 
 
 def ended(row: PlacedRow, k: int, form: Form, *, made: bool) -> PlacedRow:
-    """The row with that in a form, both ways; of a rim the gradient travels as a tensor."""
+    """The row with operand k, or result k, and its gradient in a form; the gradient of a rim travels as a tensor."""
     for side, n in ends(row, k, made=made)[: 1 if form == "rim" else None]:
         chains = [*getattr(row, side)]
         if chains[k]:
@@ -121,7 +121,7 @@ def ended(row: PlacedRow, k: int, form: Form, *, made: bool) -> PlacedRow:
 
 
 def part_faults(row: PlacedRow, k: int, grid: Grid, *, made: bool) -> Iterator[str]:
-    """Why what a network's row reads as operand k, or makes, can't lie in equal parts of its channels, if it can't."""
+    """Why operand k of a network's row, or its result k, can't lie in equal parts of its channels, if it can't."""
     signature, sets, operation = row.signature, index_sets(row.signature, grid), row.bound.operation
     name = (signature.results if made else signature.inputs)[k].name
     if fault := _no_kernel(row, name, made=made):
@@ -153,7 +153,7 @@ def part_faults(row: PlacedRow, k: int, grid: Grid, *, made: bool) -> Iterator[s
 
 
 def form_faults(row: PlacedRow, grid: Grid) -> Iterator[str]:
-    """What comes or goes otherwise than as a tensor, and can't, or where nothing reads it so."""
+    """What comes or goes in a form and can't, or has a form that nothing reads."""
     plain = row
     for k, chain in enumerate(row.fetch):
         if chain and chain[-1].form == "rim":
@@ -174,7 +174,7 @@ def form_faults(row: PlacedRow, grid: Grid) -> Iterator[str]:
 
 
 def check_forms(schedule: Schedule, space: Space) -> Iterator[tuple[Step | None, str]]:
-    """What is not a whole tensor is read by steps that know how, and is what it says; results of a module are."""
+    """A value in a form really has it, and only steps that know how read it; results of a module are whole tensors."""
     types, made = schedule.types(), {s.result: s for _, s in schedule.steps()}
     forms = schedule.forms()
     for _, step in schedule.steps():
@@ -205,7 +205,7 @@ def check_forms(schedule: Schedule, space: Space) -> Iterator[tuple[Step | None,
 
 
 def _delivers(step: Step, types: dict[str, Layout], space: Space) -> bool:
-    """Whether a step's result has the form that it says; of a convolution's parts its reader is asked."""
+    """Whether a step's result has the form that it says; whoever reads a convolution's parts is checked for that."""
     if step.result in RESULTS:
         return False
     if not isinstance(step, Convert):

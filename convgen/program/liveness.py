@@ -12,7 +12,7 @@ GRADIENTS = ("dx", "dw", "db")
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Steps in a row that run if any of `needed` is asked for (always, if none is named).
+    """Steps in a row that run if any of the gradients `needed` is asked for, or always, if that is empty.
 
     `dropped` has, for each step, the values that have no reader after it.
     """
@@ -23,12 +23,12 @@ class Stretch:
 
 
 def forward_stretch(schedule: Schedule) -> Stretch:
-    """All of forward; y and what backward reads stay."""
+    """All of forward, which leaves y and what backward reads."""
     return _stretch(schedule, schedule.forward, (), kept=("y", *schedule.held()))
 
 
 def backward_stretches(schedule: Schedule) -> tuple[Stretch, ...]:
-    """Both backward phases, cut where the gradients change that need a step."""
+    """Both backward phases, cut wherever the set of gradients changes that need a step."""
     steps = (*schedule.backward_data, *schedule.backward_filter)
     needs = _needs(steps)
     stretches: list[Stretch] = []
@@ -54,7 +54,7 @@ def _stretch(schedule: Schedule, steps: tuple[Step, ...], needed: tuple[str, ...
 
 
 def _needs(steps: Sequence[Step]) -> dict[str, frozenset[str]]:
-    """For each value the gradients that depend on it."""
+    """For each value, the gradients that depend on it."""
     needs: dict[str, frozenset[str]] = {r: frozenset((r,)) for r in GRADIENTS}
     for step in reversed(steps):
         for value in reads(step):

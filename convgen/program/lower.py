@@ -1,6 +1,6 @@
-"""From placed rows to the list of steps that ranks run, in single assignment; gradients and their sums are steps, too.
+"""From placed rows to the list of steps that ranks run, in single assignment: sums of gradients are steps, too.
 
-What backward reads of forward is what its slots say: nothing is kept beside. Order and names are those of flow.py.
+What backward reads of forward is what its steps name: nothing is kept beside. Order and names are those of flow.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def lower(program: Program, *, of_inputs: bool = True, modes: Sequence[str] = ("
 
     Args:
         of_inputs: whether inputs want gradients, too.
-        modes: of the network: where there is training, what drops does so in training alone.
+        modes: the network's; where training is among them, steps that drop elements are of training alone.
     """
     return _Lowering(program, of_inputs, "train" in modes).lowered()
 
@@ -68,7 +68,7 @@ class _Lowering(Forward):
                     self._repeat(step)
 
     def _repeat(self, step: flow.Flow) -> None:
-        """A step of a gradient's row, or of a block that is computed again."""
+        """Add a step of a gradient's row, or of a block that is computed again."""
         self.is_again = _is_of_forward(step, self.program)
         self._forward(step)
         self.is_again = False
@@ -86,7 +86,7 @@ class _Lowering(Forward):
             return
         if row.early is not None:
             self._vjp_piece(local, i, operands, dys, between)
-            if local.part == "whole" and i in self.parts:  # nothing goes on its way between
+            if local.part == "whole" and i in self.parts:  # in pieces, with nothing on its way between them
                 self._vjp_piece(local, i, operands, dys, between)
             return
         made = {k: self._slot(self._gradient(i, k)) for k in operands}
@@ -101,7 +101,7 @@ class _Lowering(Forward):
             self._found(i, k, made[k])
 
     def _gradient(self, i: int, k: int) -> str:
-        """What an operand's gradient is called as local code makes it."""
+        """The name of an operand's gradient as local code makes it."""
         row = self.program.rows[i]
         base = f"{label(row)}.d{row.signature.inputs[k].name}"
         return f"{base}.made" if row.back[k] else base
@@ -113,7 +113,7 @@ class _Lowering(Forward):
             self._into(row.bound.reads[k], slot, i)
 
     def _vjp_piece(self, local: flow.Local, i: int, operands: list[int], dys: list[str], between: bool) -> None:
-        """The boundary's gradients, which go on their way, then those of the interior, to which they are added."""
+        """Add the vjp of the boundary, whose gradients go on their way, or that of the interior, which adds them."""
         row, key = local.placed, self._key(i)
         k, count = row.early, len(row.signature.inputs)
         rest = [j for j in operands if j != k]
@@ -175,7 +175,7 @@ class _Lowering(Forward):
                 self.now[i, "dpiece", j] = made[q]
             elif chunks.index in row.signature.inputs[q].indices:
                 self.now[i, "dchunk", q, j] = made[q]
-            else:  # summed as chunks come: of all of it there are never more than two
+            else:  # summed as chunks come, so that at most two parts of it are there at a time
                 self.now[i, "dsum", q] = self._summed(i, q, j, made[q])
         if j > 1:
             return
@@ -192,7 +192,7 @@ class _Lowering(Forward):
             self._collect(i, k, row)
 
     def _summed(self, i: int, q: int, j: int, slot: str) -> str:
-        """An operand's gradient of chunk j, and of those that backward came to before."""
+        """An operand's gradient summed over chunk j and the chunks that backward has come to before."""
         before = self.now.get((i, "dsum", q))
         if before is None:
             return slot
@@ -216,20 +216,20 @@ def _is_of_forward(step: flow.Flow, program: Program) -> bool:
 
 
 def _is_halo_back(start: flow.Start) -> bool:
-    """Whether it is the gradient of a halo that goes on its way."""
+    """Whether a Start sends the gradient of a halo on its way."""
     return start.moved[0].chain[0] == "back" and start.lane == flow.HALOS
 
 
 def _behind(steps: list[Step], last: Step) -> list[Step]:
-    """Steps, with one behind the step that makes what it reads."""
+    """Steps with `last` put behind the step that makes what it reads."""
     at = next((n for n, one in enumerate(steps) if last.reads[0] in one.makes), len(steps) - 1)
     row = steps[at].row if steps else 0
     return [*steps[: at + 1], replace(last, row=row), *steps[at + 1 :]]
 
 
 def _in_modes(steps: Sequence[Step]) -> Iterator[Step]:
-    """Steps, where sums and what is handed on are of training if all that they read is: moments' gradients, where
-    running ones stand for them in evaluation."""
+    """Steps, of which sums and gradients handed on are of training where all that they read is: gradients of moments,
+    for which evaluation reads running statistics instead."""
     made: dict[str, set[When]] = {}
     for step in steps:
         if step.kind in ("add", "gradient"):

@@ -1,4 +1,4 @@
-"""Steps of forward, and those of backward that are of the same kinds: gradients' rows and what is computed again."""
+"""Steps of forward, and steps of the same kinds in backward: those of gradients' rows and of what is computed again."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from convgen.program.shared import Place, Shared, shared
 from convgen.program.steps import NOTHING, Kind, Step, state_slot
 
 When = tuple[str, bool] | None
-OF_ALL_MODES = ("add", "same", "fill", "update", "gradient", "start_bucket", "wait_bucket")
+OF_ALL_MODES = ("add", "same", "fill", "update", "gradient", "start_bucket", "wait_bucket")  # kinds, in either mode
 SENDS: dict[str, Kind] = {"fetch": "send_fetch", "store": "send_store", "given": "send_given", "back": "send_back"}
 
 
 def alternatives(program: Program, i: int, modes: Sequence[str]) -> PlacedRow | None:
-    """The row that stands in evaluation for a row of moments, if it is one and has running ones."""
+    """The row that takes a row of moments' place in evaluation, if that one has running statistics."""
     return evaluated(program, i) if "train" in modes else None
 
 
 def _of_training(program: Program) -> set[int]:
-    """Rows of statistics, which evaluation has no use for: what they make is read by each other alone."""
+    """Numbers of rows of statistics that evaluation doesn't need: only such rows read what they make."""
     counts = {*counting(program).values()}
     others = {v for _, v in program.outputs}
     found: set[int] = set()
@@ -39,7 +39,7 @@ def _of_training(program: Program) -> set[int]:
 
 
 class Forward:
-    """Steps so far, and where what they made stands. What is computed again and gradients' rows are forward's, too."""
+    """Steps so far, and the slots in which values stand; backward's rows of gradients are lowered like forward's."""
 
     def __init__(self, program: Program, of_inputs: bool, trains: bool) -> None:
         self.program, self.of_inputs, self.trains = program, of_inputs, trains
@@ -48,22 +48,22 @@ class Forward:
         self.names: Counter[str] = Counter()
         self.slots = {
             n: n if v.kind == "input" else state_slot(n) for n, v in program.values.items() if v.kind != "made"
-        }  # of each value, where it stands now
+        }  # by value, the slot in which it stands now
         self.names.update(self.slots.values())
         self.grads: dict[str, str] = {}
-        self.now: dict[tuple[object, ...], str] = {}  # of a row, where what it fetches, makes and gives back stands
-        self.flying: dict[str, tuple[str, flow.Start]] = {}  # by name, what waits for it reads this slot
-        self.parts: dict[int, list[str]] = {}  # of a row in pieces, what the boundary adds to gradients
+        self.now: dict[tuple[object, ...], str] = {}  # by row, slots of what it has fetched, made and given back
+        self.flying: dict[str, tuple[str, flow.Start]] = {}  # by name, the slot that the wait for it reads
+        self.parts: dict[int, list[str]] = {}  # by row in pieces, what the boundary adds to gradients
         self.again = {i for s in program.again for i in range(s.start, s.stop)}
         self.alternatives: dict[int, PlacedRow | None] = {}
         self.updates = {value: buffer for buffer, value in program.updates}
         self.of_training = _of_training(program)
         self.is_again = False
-        self.is_behind = False  # all that forward has in the order of rows
+        self.is_behind = False  # whether steps stand behind all rows
 
     # ---------------------------------------------------------------- slots
     def _slot(self, base: str) -> str:
-        """A slot of its own."""
+        """A new slot."""
         self.names[base] += 1
         return base if self.names[base] == 1 else f"{base}'{self.names[base]}"
 
@@ -77,12 +77,12 @@ class Forward:
         self.steps.append(Step(kind, key, tuple(makes), tuple(reads), row, when, step, self.is_again))
 
     def _same(self, key: str, makes: Sequence[str], reads: Sequence[str], row: int) -> None:
-        """The step before is of training; in evaluation what it makes is what it reads."""
+        """Make the last step one of training; in evaluation what it makes is what it reads."""
         self.steps[-1] = replace(self.steps[-1], when=("", True))
         self._add("same", key, makes, reads, row, None, ("", False))
 
     def _into(self, value: str, gradient: str, row: int) -> None:
-        """A value's gradient gets an addend."""
+        """Add an addend to a value's gradient."""
         if value in self.grads:
             made = self._slot(f"{value}.grad")
             self._add("add", f"{value}.grad", [made], [self.grads[value], gradient], row)
@@ -90,7 +90,7 @@ class Forward:
         self.grads[value] = gradient
 
     def _number(self, local: flow.Local) -> int | None:
-        """Of a gradient's row, the operand whose gradient it is."""
+        """For a gradient's row, the number of the operand whose gradient it makes; None for a row of forward."""
         row = self.program.rows[local.row]
         return None if local.placed is row else next(k for k, one in row.derived if one is local.placed)
 
@@ -103,7 +103,7 @@ class Forward:
         return row if d is None else dict(row.derived)[d]
 
     def _operand(self, i: int, k: int, d: int | None) -> str:
-        """Where an operand stands, as far as it has been fetched."""
+        """The slot of an operand, as far as it has been fetched."""
         if (i, d, "fetch", k) in self.now:
             return self.now[i, d, "fetch", k]
         row = self.program.rows[i]
@@ -127,11 +127,11 @@ class Forward:
         return shared(row, tuple(asked(row.bound, self.wanted)))
 
     def _fetched(self, i: int, place: Place, count: int) -> str:
-        """What a gradient's row has fetched of an operand, by so many conversions."""
+        """The slot of an operand of a gradient's row after so many conversions."""
         return self.now[i, place[0], "fetch", place[1], count - 1]
 
     def _given(self, i: int, j: int) -> str:
-        """A result's gradient, as far as it has been fetched for local code's vjp."""
+        """The slot of a result's gradient, as far as it has been fetched for local code's vjp."""
         if (i, "dy", j) in self.now:
             return self.now[i, "dy", j]
         once = self._shared(i).given
@@ -141,7 +141,7 @@ class Forward:
         return self.grads.get(self.program.rows[i].bound.makes[j], NOTHING)
 
     def _made(self, i: int, d: int | None, j: int, slot: str, *, is_last: bool) -> None:
-        """What a row has made of a result, or of a gradient."""
+        """Record the slot of a result, or of a gradient."""
         self.now[i, d, "made", j] = slot
         row = self.program.rows[i]
         if d is None:
@@ -163,8 +163,8 @@ class Forward:
                 self._local(step)
 
     def _where(self, moved: Moved) -> tuple[int, int | None, str, int, int, int]:
-        """Of a conversion the row, the operand whose gradient's row it is of, which chain of which operand or result,
-        its number there, and how many there are."""
+        """Where a conversion belongs: the row; for a gradient's row its operand; the chain, by field and number; the
+        conversion's number in the chain; and the chain's length."""
         side, k = moved.chain
         words = side.split()
         d = int(words[1]) if words[0] == "derived" else None
@@ -172,7 +172,7 @@ class Forward:
         return moved.row, d, words[-1], k, chain.index(moved.conversion), len(chain)
 
     def _when(self, i: int) -> When:
-        """Rows of statistics are of training; in evaluation a batch norm has running ones."""
+        """The mode of a row's steps: rows of statistics are of training; evaluation takes running statistics."""
         of_training = i in self.of_training or self._alternative(i) is not None
         return (self.program.rows[i].bound.module, True) if of_training else None
 
@@ -204,7 +204,7 @@ class Forward:
                 self._into(moved.value, made, i)
 
     def _result(self, i: int, d: int | None, j: int) -> str:
-        """What a result is called."""
+        """The name of a row's result."""
         return self.program.rows[i].bound.makes[j] or f"{self._key(i)}_{j}" if d is None else self._key(i, d)
 
     def _wants(self, i: int) -> list[bool]:
@@ -219,7 +219,7 @@ class Forward:
         return any(self._wants(i)) or bool(self.program.rows[i].between(asked(self.program.rows[i].bound, self.wanted)))
 
     def _alternative(self, i: int) -> PlacedRow | None:
-        """The row that stands in evaluation for moments that have running ones."""
+        """The row that takes the place of a row of moments in evaluation; None where it has no running statistics."""
         if i not in self.alternatives:
             self.alternatives[i] = alternatives(self.program, i, ("train",) if self.trains else ())
         return self.alternatives[i]
@@ -265,7 +265,7 @@ class Forward:
                     self._renew(i, j)
 
     def _evaluated(self, i: int, alternative: PlacedRow, slot: str) -> None:
-        """The row that stands in evaluation for moments, and what moves for it."""
+        """Add the row that takes the place of moments in evaluation, and what moves for it."""
         key, when = f"{self._key(i)}_running", (alternative.bound.module, False)
 
         def moved(kind: Kind, chain: Chain, step: str, source: str, last: str) -> str:
@@ -328,7 +328,7 @@ class Forward:
     def _wait_bucket(self, wait: flow.Wait, handle: str, start: flow.Start) -> None:
         of_gradients = start.moved[0].is_of_gradient
         self.is_behind = not of_gradients
-        made = [self._slot(m.step) for m in start.moved]  # a forward's sum is called as its result
+        made = [self._slot(m.step) for m in start.moved]  # a sum of forward has the name of its result
         self._add("wait_bucket", wait.name, made, [handle], 0, wait)
         for m, slot in zip(start.moved, made, strict=True):
             if of_gradients:
@@ -391,7 +391,7 @@ class Forward:
                     self._collect(i, k, row)
 
     def _chunk(self, local: flow.Local, i: int, d: int | None, operands: list[str], kept: list[str]) -> None:
-        """A chunk of a row. What has come for it stands in its operand's place; some may be with the chunk before."""
+        """Add a chunk of a row. It reads what has come for it, and perhaps rows that came with the chunk before."""
         chunks, key, j = local.placed.chunks, self._key(i, d), local.chunk
         assert chunks is not None
         if chunks.operand is not None and (i, d, "come", j) in self.now:
@@ -409,7 +409,7 @@ class Forward:
             self._join(i, d)
 
     def _join(self, i: int, d: int | None) -> None:
-        """A row's result, of its chunks."""
+        """Join a row's result from its chunks."""
         placed, key = self._placed(i, d), self._key(i, d)
         assert placed.chunks is not None
         rest = bool(placed.store[0]) and not placed.chunks.result
@@ -425,7 +425,7 @@ class Forward:
             self._renew(i, 0)
 
     def _collect(self, i: int, k: int, row: PlacedRow) -> None:
-        """The gradient of an operand that came by chunks, when all of it is there."""
+        """Join the gradient of an operand that came by chunks, once all of it is there."""
         assert row.chunks is not None
         made = self._slot(self._key(i, k))
         parts = [self.now[i, "dpiece", n] for n in range(row.chunks.count, 0, -1)]

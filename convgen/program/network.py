@@ -1,7 +1,7 @@
 """A network as one program: values with tensors of their own, rows in order, and what each row moves.
 
-Forward and backward are cuts: the steps of every row's `fetch` and `store`, and of its `given`, `derived` and `back` in
-the opposite order.
+Forward and backward are cuts of it: forward has the steps of every row's `fetch` and `store`; backward those of its
+`given`, `derived` and `back`, in the opposite order.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Value:
     """A tensor of a network.
 
     Attributes:
-        shape: of the whole.
+        shape: the whole tensor's.
         stored: for each dimension the axes that split it, outermost first; over other axes there are copies.
     """
 
@@ -46,9 +46,9 @@ class Moved:
     """A conversion of a program.
 
     Attributes:
-        step: its name, alike in text, VOLUME and errors.
-        row: number of the row that it is of.
-        chain: which of its chains, and which operand or result.
+        step: its name, the same in text, VOLUME and errors.
+        row: number of the row that it belongs to.
+        chain: the row's chain, as a word, and the number of the operand or result.
     """
 
     step: str
@@ -66,11 +66,11 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Sums of parameters' gradients, or of running statistics, that travel as one all-reduce: started when the last of
-    its addends is there, and waited for when backward, or forward, has come to its end.
+    """Sums of parameters' gradients, or of running statistics, that travel as one all-reduce: it starts when the last
+    addend is there, and is waited for at the end of backward, or of forward.
 
     Attributes:
-        steps: the all-reduces that it stands for, in the order in which the pass comes to them.
+        steps: names of the all-reduces that it stands for, in the order in which the pass comes to them.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Rows [start, stop), a block of the source by its path."""
+    """Rows [start, stop): a block of the source, by its path."""
 
     path: str
     start: int
@@ -93,12 +93,12 @@ class Program:
     """A network on a grid.
 
     Attributes:
-        buckets: of gradients, in the order in which they are started; `forward_buckets`: of running statistics.
+        buckets: sums of gradients, in the order in which they start; `forward_buckets`: sums of running statistics.
         updates: (buffer, value that it becomes after a step of training).
         outputs: (name, value).
         again: blocks that backward computes again (again.py), in order.
-        joined: rows of the network as it is described that are one row here (wide.py), in order.
-        statistics: of batch norms (spec/graph_parts.py), whose parts follow how their operands are stored.
+        joined: groups of described rows that are one row here (wide.py), in order.
+        statistics: the kind of batch norms' statistics (spec/graph_parts.py); parts follow how operands are stored.
         reduce_dtype: in which parameters' gradients travel to be summed; "": each in its parameter's own.
         autocast: the type of the torch.autocast that it is compiled for, which every number of it is of; "": of none.
         tf32: convolutions and products of float32 take TF32 on a GPU.
@@ -120,12 +120,12 @@ class Program:
     tf32: bool = False
 
     def part(self, rows: tuple[PlacedRow, ...]) -> Program:
-        """Some of its rows, whose values have the types that they have in it."""
+        """A program of some of these rows; under autocast its values have the types that they have here."""
         values = {n: replace(v, dtype=self.types[n]) for n, v in self.values.items()} if self.autocast else self.values
         return replace(self, rows=rows, values=values, again=(), joined=())
 
     def is_of_parameter(self, moved: Moved) -> bool:
-        """Whether it brings a parameter's gradient to where the parameter is stored."""
+        """Whether a conversion brings a parameter's gradient to where the parameter is stored."""
         return moved.is_of_gradient and self.values[moved.value].kind == "parameter"
 
     @cached_property
@@ -143,7 +143,7 @@ class Program:
 
     @cached_property
     def products_of_biases(self) -> Mapping[int, int]:
-        """By number of a bias's row that of the product that may add it."""
+        """By number of a row that adds a bias, the number of the product that may add it."""
         kinds = {n: v.kind for n, v in self.values.items()}
         read_behind = {v for _, v in (*self.outputs, *self.updates)}
         return products_of_biases([row.bound for row in self.rows], kinds, read_behind)
@@ -155,13 +155,13 @@ class Program:
 
     @cached_property
     def riding(self) -> frozenset[int]:
-        """Numbers of biases that their products add."""
+        """Numbers of rows whose biases their products add."""
         each = self.products_of_biases.items()
         return frozenset(i for i, product in each if stays(self.rows[i]) and leaves(self.rows[product]))
 
     @property
     def row_types(self) -> tuple[RowTypes, ...]:
-        """Types of what each row moves and makes."""
+        """The types in which each row moves and makes values."""
         return self._typed[0]
 
     def gradient_type(self, name: str) -> str:
@@ -169,7 +169,7 @@ class Program:
         return self._typed[1].get(name, self.types[name])
 
     def gradients_in(self, name: str) -> str:
-        """The type in which a value's gradient travels to where the value is stored; but for autocast."""
+        """The type in which a value's gradient travels to where the value is stored, without autocast."""
         value = self.values[name]
         return self.reduce_dtype or value.dtype if value.kind == "parameter" else value.dtype
 
@@ -201,7 +201,7 @@ class Program:
             yield from gradients(row, i, asked(row.bound, wanted))
 
     def differentiable(self, *, of_inputs: bool) -> frozenset[str]:
-        """Values that depend on what wants a gradient, and that a result depends on smoothly."""
+        """Values that depend on what wants a gradient, and on which an output depends smoothly."""
         if (found := self._differentiable.get(of_inputs)) is None:
             kinds = {n: (v.kind, v.dtype in FLOATS) for n, v in self.values.items()}
             bounds = [row.bound for row in self.rows]
@@ -234,13 +234,13 @@ def differentiable(
 
 
 def asked(bound: Bound, wanted: Collection[str]) -> list[bool]:
-    """By operand of a row, whether its gradient is asked for: not where no result's is, though another row's is."""
+    """By operand, whether its gradient is asked for: never where no result of this very row wants one."""
     reached = any(v in wanted for v in bound.makes if v)
     return [reached and v in wanted for v in bound.reads]
 
 
 def smooth(values: Mapping[str, tuple[str, bool]], rows: Sequence[Bound], outputs: Sequence[str]) -> frozenset[str]:
-    """Values that gradients of outputs come to: not those that are only compared, or looked up by."""
+    """Values that outputs' gradients reach; a gradient reaches no value that is only compared, or only indexed by."""
     found = set(outputs)
     for bound in reversed(rows):
         signature = bound.operation.signatures[0]
@@ -252,23 +252,23 @@ def smooth(values: Mapping[str, tuple[str, bool]], rows: Sequence[Bound], output
 
 
 def fetched(row: PlacedRow, number: int) -> Iterator[Moved]:
-    """Conversions of what a row reads."""
+    """Conversions of a row's operands."""
     for k, chain in enumerate(row.fetch):
         yield from _named(chain, number, ("fetch", k), row.bound.reads[k], f"{label(row)}.{_name(row, k)}", row)
 
 
 def stored(row: PlacedRow, number: int) -> Iterator[Moved]:
-    """Conversions of what a row makes."""
+    """Conversions of a row's results."""
     for k, chain in enumerate(row.store):
         step = f"{label(row)}.{row.signature.results[k].name}" if k else label(row)
         yield from _named(chain, number, ("store", k), row.bound.makes[k], step, row)
 
 
 def gradients(row: PlacedRow, number: int, wanted: Sequence[bool]) -> Iterator[Moved]:
-    """Conversions of a row's gradients: rows of their own first, then what local code's is made of, last operand first.
+    """Conversions of a row's gradients: those of gradients' rows, then those of the vjp, the last operand first.
 
     Args:
-        wanted: by operand.
+        wanted: by operand, whether its gradient is asked for.
     """
     base, names = label(row), row.signature.inputs
     once = shared(row, tuple(wanted))
@@ -292,13 +292,13 @@ def gradients(row: PlacedRow, number: int, wanted: Sequence[bool]) -> Iterator[M
 
 
 def _read(row: PlacedRow, k: int, one: PlacedRow, j: int) -> str:
-    """The value that a gradient's row reads, or whose gradient."""
+    """The value that a gradient's row reads, or the value whose gradient it reads."""
     kind, n = reads_of(row.bound.operation, one.bound.reads)[j]
     return row.bound.reads[n] if kind == "operand" else row.bound.makes[n] or row.bound.reads[k]
 
 
 def label(row: PlacedRow) -> str:
-    """What a row's steps are called: the first value that it makes."""
+    """The name of a row's steps: the first value that it makes."""
     return next(filter(None, row.bound.makes), "") or row.bound.operation.name
 
 

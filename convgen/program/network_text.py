@@ -15,7 +15,7 @@ network NAME on grid(N=2, H=2) {
 }
 
 It holds all that the program says, and plan/program/edited.py reads it back. Its lines are the steps that ranks run, in
-their order (lower.py), but for those of evaluation and for what hands tensors on.
+their order (lower.py), without steps of evaluation and steps that only hand tensors on.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FORWARD, BACKWARD, OF_INPUTS, NEVER = SECTIONS = ("forward:", "backward:", "back
 
 
 def show(program: Program) -> str:
-    """The text; types are layouts (docs/design.md, A program), of each value by its name."""
+    """The program's text. A value's type is its name and layout (docs/design.md, A program)."""
     lines = [f"network {program.name} on {program.grid} {{"]
     lines += [f"  statistics: {program.statistics}"] * (program.statistics != "global")
     lines += [f"  reduce_dtype: {program.reduce_dtype}"] * bool(program.reduce_dtype)
@@ -67,13 +67,13 @@ def typed(value: Value) -> str:
 
 
 def head(bound: Bound) -> str:
-    """What a row makes, its operation, and what it reads, as its line begins."""
+    """The beginning of a row's line: what the row makes, its operation, and what it reads."""
     makes = ", ".join(f"%{v or '_'}" for v in bound.makes)
     return f"{makes} = {bound.operation.name} {', '.join(f'%{v}' for v in bound.reads)}".rstrip()
 
 
 def _beside(said: Counter[str], steps: list[str]) -> list[str]:
-    """Those that have not been said; they are then."""
+    """The steps that `said` lacks; they are added to it."""
     left, found = said.copy(), list[str]()
     for step in steps:
         left[step] -= 1
@@ -97,7 +97,7 @@ def texts_of(steps: Iterable[Flow], program: Program, *, rows: bool = False) -> 
     """Lines of steps.
 
     Args:
-        rows: whether rows that are computed whole have one.
+        rows: whether rows that are computed whole have a line.
     """
     return [text for step in steps for text in _flow(step, program, rows)]
 
@@ -119,7 +119,7 @@ def _flow(step: Flow, program: Program, rows: bool) -> Iterator[str]:
 
 
 def _local(step: Local, program: Program, rows: bool) -> Iterator[str]:
-    """A gradient with a row of its own, or a piece of local code's; a piece of a row, or with `rows` any row."""
+    """The line of a gradient's row, of a piece or a chunk of a vjp or a row, or with `rows` of any row."""
     row, whole = step.placed, program.rows[step.row]
     way = f" way={row.way}" if row.way else ""
     roles = f" {{{roles_text(row.roles)}}}" if row.roles else ""

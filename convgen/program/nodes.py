@@ -46,17 +46,17 @@ class Compute:
 
     @property
     def phase(self) -> Phase:
-        """Of a convolution."""
+        """The phase of a convolution."""
         return CONVOLUTIONS[self.operation]
 
     @property
     def transposed(self) -> bool:
-        """Of a convolution: whether it is a transposed one."""
+        """Whether a convolution is a transposed one."""
         return self.operation in TRANSPOSED
 
     @property
     def by_fine_rows(self) -> bool:
-        """Of a convolution: whether the fine activation's rows are the blocks, so that the coarse one's are windows."""
+        """Whether a convolution's blocks are of the fine activation's rows, so that the coarse one comes in windows."""
         by_x = self.phase == "backward_data" or self.way == ROWS_OF_X
         return by_x != self.transposed
 
@@ -117,7 +117,7 @@ class Schedule:
 
     @property
     def transposed(self) -> bool:
-        """Whether it is a transposed convolution's."""
+        """Whether it is the schedule of a transposed convolution."""
         return any(is_convolution(step) and step.transposed for _, step in self.steps())
 
     def types(self) -> dict[str, Layout]:
@@ -136,7 +136,7 @@ class Schedule:
         return {step.result: phase for phase, step in self.steps()}
 
     def owned(self) -> frozenset[str]:
-        """Values that are no views of others: results, and sums that a bias is added into."""
+        """Values that have memory of their own: results, and sums into which a bias is added; others may be views."""
         written = (s.inputs[0] for s in self.forward if isinstance(s, Compute) and s.operation == "add_bias")
         return frozenset((*RESULTS, *written))
 

@@ -1,6 +1,6 @@
-"""Batch norms of a network's program: rows that one call of the source became (spec/aten/norms.py says which).
+"""Batch norms of a network's program: groups of rows into which spec/aten/norms.py turns one call of the source.
 
-Those whose parameters and buffers are their module's run in fewer passes over memory (templates/runtime/norms.py).
+Batch norms with their module's own parameters and buffers take fewer passes over memory (templates/runtime/norms.py).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Norm:
 
     Attributes:
         moments, coefficients, centred: numbers of rows; the last may be one with rows behind it.
-        momentum: of running statistics; 0 where there are none.
-        statistics: of statistics by parts the row that averages these, where there are running ones.
-        renewed: the row of running ones.
-        counted: the row of how many batches there were.
+        momentum: with which running statistics are updated; 0 where there are none.
+        statistics: where statistics by parts have running ones, the number of the row that averages the parts'.
+        renewed: number of the row that renews running statistics.
+        counted: number of the row that counts batches.
     """
 
     module: str
@@ -50,7 +50,7 @@ class Norm:
 
 
 def norms(program: Program) -> tuple[dict[int, Norm], set[int]]:
-    """Batch norms by the number of their first row, and rows that they stand for."""
+    """Batch norms by the number of their moments' row, and numbers of the other rows that they stand for."""
     found: dict[int, Norm] = {}
     gone: set[int] = set()
     groups: dict[str, dict[type[Operation], int]] = {}
@@ -68,17 +68,17 @@ def norms(program: Program) -> tuple[dict[int, Norm], set[int]]:
 
 
 def _kind(operation: Operation) -> type[Operation]:
-    """Of what a row begins with; more may be one row with a batch norm's last (wide.py)."""
+    """The kind of a row's first operation; a batch norm's last row may be one with rows behind it (wide.py)."""
     return type(operation.parts[0].operation if isinstance(operation, Fused) else operation)
 
 
 def _norm(
     program: Program, kinds: Mapping[type[Operation], int], counts: Mapping[str, int], read: Collection[str]
 ) -> Norm | None:
-    """A batch norm of these rows, if its values are those of its module, and nothing else of it is theirs.
+    """The batch norm of these rows; None if its values are not its module's own, or the module has others.
 
     Args:
-        read: values that rows or outputs read: a buffer that is renewed where it stands is not among them.
+        read: values that rows or outputs read; a buffer that is only renewed is not among them.
     """
     rows, module = program.rows, program.rows[kinds[Moments]].bound.module
     moments, coefficients = rows[kinds[Moments]].bound.operation, rows[kinds[Coefficients]].bound.operation
@@ -110,7 +110,7 @@ def _norm(
 
 
 def _moves(program: Program, kinds: Mapping[type[Operation], int], of: Averaged) -> bool:
-    """Whether parts are not the ranks' blocks, or anything moves for x, moments and y."""
+    """Whether parts are not the ranks' blocks, or something moves for x, for moments or for y."""
     rows, sizes = program.rows, program.grid.sizes
     moments, coefficients, centred = (rows[kinds[kind]] for kind in (Moments, Coefficients, Centred))
     roles = dict(moments.roles)
@@ -125,11 +125,11 @@ def _moves(program: Program, kinds: Mapping[type[Operation], int], of: Averaged)
 
 
 def evaluated(program: Program, i: int) -> PlacedRow | None:
-    """Of moments that have running ones, the row that stands in evaluation for theirs: of what the buffers hold."""
+    """For a row of moments with running statistics, the row that reads these from the buffers in evaluation."""
     row = program.rows[i]
     if not isinstance(row.bound.operation, Moments) or not row.bound.norm:
         return None
-    renewed: dict[str, str] = {}  # of what a call before this one has renewed, the buffer, as evaluation has it
+    renewed: dict[str, str] = {}  # by what an earlier call has made of a buffer, the buffer, which evaluation reads
     for other in program.rows:
         if not isinstance(other.bound.operation, RunningStatistics):
             continue
@@ -145,7 +145,7 @@ def evaluated(program: Program, i: int) -> PlacedRow | None:
 
 
 def counting(program: Program) -> dict[str, int]:
-    """Rows that add one to a buffer, as batch norms count batches, by the buffer."""
+    """By buffer, the number of the row that adds one to it, as batch norms count batches."""
     updates = set(program.updates)
     return {
         row.bound.reads[0]: j
@@ -159,7 +159,7 @@ def counting(program: Program) -> dict[str, int]:
 
 
 def summed_statistics(program: Program) -> list[Moved]:
-    """All-reduces of running statistics that nothing waits for but what renews buffers, in forward's order."""
+    """All-reduces of running statistics that only the renewal of buffers waits for, in forward's order."""
     readers: dict[str, list[int]] = {}
     for i, row in enumerate(program.rows):
         for value in row.bound.reads:

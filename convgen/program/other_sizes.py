@@ -1,4 +1,4 @@
-"""A program's layout for other sizes than it was planned for: the same roles and storage of the same rows."""
+"""A program's layout at other sizes than those it was planned for: the same rows, roles and storage."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from convgen.spec.aten.sizes import AnySizes
 
 
 def for_any_extents(program: Program, known: AnySizes) -> Program:
-    """The program with what moves for any sizes: blocks that meet at one size don't at another."""
+    """The program with conversions for all sizes: blocks that are equal at one size may differ at another."""
     each = [joined_rows(one.rows, program.joined) for one in (known.many, *known.more)]
     rows = tuple(
         placed_again(row, bounds, program.grid)
@@ -25,10 +25,10 @@ def for_any_extents(program: Program, known: AnySizes) -> Program:
 
 
 def placed_again(row: PlacedRow, bounds: Sequence[Bound], grid: Grid) -> PlacedRow:
-    """The same roles and storage of the same row for other sizes.
+    """The same row at other sizes, with the same roles and storage.
 
     Args:
-        bounds: the row at probes; what differs between several of them is known at run time only.
+        bounds: the row at several probes; what differs between them is known at run time only.
     """
     bound, names = bounds[0], stored_by_name(row.signature, row.reads, row.makes)
     derived: dict[str, PlacedRow] = {}

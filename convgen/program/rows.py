@@ -1,4 +1,4 @@
-"""A row on a grid: what is moved for its operands, of its results, and of the gradients of both.
+"""A row on a grid: what moves for its operands, its results, and the gradients of both.
 
 Everything follows from a signature, roles and how values are stored:
 
@@ -48,7 +48,7 @@ class Chunks:
     """A row cut along an index (program/chunks.py).
 
     Attributes:
-        count: of chunks, on every rank.
+        count: number of chunks, the same on every rank.
         operand: whose fetch and gradient travel by chunks; None for none.
         result: whether what is made, and its gradient, travel by chunks.
     """
@@ -67,11 +67,11 @@ class PlacedRow:
         reads, makes: how operands and results are stored.
         back: by operand; None where there is no gradient, or a row of its own makes it.
         derived: by operand its gradient's row, and what that row reads: ("operand" | "result" | "gradient", number).
-        early: the operand whose halo travels while the row's interior is computed (program/early.py); or, of a
-            gradient that is not `split`, while other gradients of its row are.
-        ahead: rows before its own at which an early halo is started.
-        chunks: along which what moves travels while other chunks are computed.
-        holds: what it fetches stays until backward, for gradients' rows that would fetch the same (program/shared.py).
+        early: the operand whose halo travels while the row's interior is computed (program/early.py); or, where a
+            gradient's row is not `split`, while other gradients of the row are computed.
+        ahead: by how many rows before its own an early halo starts.
+        chunks: the index along which the row is cut, so that chunks travel while others are computed.
+        holds: whether what it fetches stays until backward, for gradients' rows that would fetch the same (shared.py).
     """
 
     bound: Bound
@@ -99,7 +99,7 @@ class PlacedRow:
 
     @cached_property
     def flows(self) -> dict[object, tuple[Any, ...]]:
-        """What program/flow.py remembers of the row."""
+        """What program/flow.py remembers about the row."""
         return {}
 
     @property
@@ -108,26 +108,26 @@ class PlacedRow:
 
     @property
     def is_cut(self) -> bool:
-        """Whether its halo is early, or it is computed in chunks: what moves for it travels meanwhile."""
+        """Whether its halo is early or it is computed in chunks, so that something travels while it is computed."""
         return self.early is not None or self.chunks is not None
 
     def between(self, wanted: Sequence[bool]) -> tuple[int, ...]:
-        """Operands whose gradients' rows read the gradient of what lies within the row, which local code makes.
+        """Operands whose gradients' rows read a gradient within the row, which local code's vjp makes.
 
         Args:
-            wanted: by operand.
+            wanted: by operand, whether its gradient is asked for.
         """
         return tuple(k for k, _ in self.derived if wanted[k]) if self.bound.operation.has_between else ()
 
     @property
     def is_silent(self) -> bool:
-        """Nothing moves, forward or backward."""
+        """Whether nothing moves for it, forward or backward."""
         chains = (*self.fetch, *self.store, *self.given, *(b for b in self.back if b))
         return not any(chains) and not self.derived
 
 
 def nameless(row: PlacedRow) -> PlacedRow:
-    """The row, whatever its values are called: most rows of a network are alike but for that."""
+    """The row without the names of its values: most rows of a network differ in these alone."""
     bound = replace(row.bound, reads=("",) * len(row.bound.reads), makes=("",) * len(row.bound.makes), module="")
     return replace(row, bound=bound)
 
@@ -136,7 +136,7 @@ Dims = frozenset[tuple[str, int]]  # an operand or a result by its name, and a d
 
 
 def open_dims(signatures: Sequence[Signature]) -> Dims:
-    """Of a row at several sizes, dimensions that are read by rows that differ: extents known at run time only."""
+    """Dimensions that a row's signatures at several sizes read by different rows: extents known at run time only."""
     found: set[tuple[str, int]] = set()
     for places in zip(*((*s.inputs, *s.results) for s in signatures), strict=True):
         for d, made in enumerate(places[0].dims):
@@ -149,10 +149,10 @@ def open_dims(signatures: Sequence[Signature]) -> Dims:
 
 @lru_cache(maxsize=4096)
 def index_sets(signature: Signature, grid: Grid, opened: Dims = frozenset()) -> IndexSets:
-    """Operands and results as tensors on a grid.
+    """The index sets of a signature's operands and results on a grid.
 
     Args:
-        opened: dimensions of extents that are known at run time only.
+        opened: dimensions whose extents are known at run time only.
     """
     tensors: dict[str, Tensor] = {}
     rows: dict[tuple[str, int], Rows] = {}
@@ -167,7 +167,7 @@ def index_sets(signature: Signature, grid: Grid, opened: Dims = frozenset()) -> 
 
 @lru_cache(maxsize=4096)
 def sides(signature: Signature) -> tuple[tuple[Operand, tuple[Side, ...]], ...]:
-    """Operands and results, and their dimensions."""
+    """Operands and results, each with its dimensions."""
     found: list[tuple[Operand, tuple[Side, ...]]] = []
     for operand in (*signature.inputs, *signature.results):
         names = NAMES.get(len(operand.shape), tuple(f"d{d}" for d in range(len(operand.shape))))
@@ -184,7 +184,7 @@ def _rows(made: Made, signature: Signature) -> Rows | None:
 
 
 def index_of(made: Made, signature: Signature) -> str | None:
-    """The index that blocks of a dimension are blocks of: the first with several elements."""
+    """The index whose blocks are blocks of a dimension: the first of its nest with several elements."""
     for i in made.indices:
         if signature.extent[i] > 1:
             return i
@@ -192,14 +192,14 @@ def index_of(made: Made, signature: Signature) -> str | None:
 
 
 def kept(operand: Operand, signature: Signature, roles: Mapping[str, Axes]) -> Stored:
-    """As a row wants a parameter stored: whole along what it reads by relations."""
+    """How a row wants a parameter stored: whole along dimensions that it reads by relations."""
     return tuple(
         () if made.relation is not None else roles.get(index_of(made, signature) or "", ()) for made in operand.dims
     )
 
 
 def serves(signature: Signature, roles: Mapping[str, Axes], grid: Grid) -> bool:
-    """Whether blocks of nests are plain blocks of their dimensions: only the outermost index is split, evenly."""
+    """Whether blocks of nests are plain blocks of their dimensions: axes split the outermost index alone, evenly."""
     for outer, *inner in signature.nests:
         if any(roles.get(i) for i in inner):
             return False
@@ -213,7 +213,7 @@ def serves(signature: Signature, roles: Mapping[str, Axes], grid: Grid) -> bool:
 
 @lru_cache(maxsize=1 << 14)
 def converted(sets: IndexSets, src: Layout, dst: Layout) -> Chain:
-    """A layout turned into another, remembered."""
+    """The conversions from one layout to another, remembered."""
     return involved.converted(sets, src, dst)
 
 
@@ -227,14 +227,14 @@ def place(
     derived: Mapping[str, PlacedRow] | None = None,
     opened: Dims = frozenset(),
 ) -> PlacedRow:
-    """A row's chains.
+    """A row with its chains.
 
     Args:
-        way: number of its signature.
+        way: number of the signature.
         roles: index -> axes, outermost first.
         reads, makes: how operands and results are stored.
         derived: by operand the rows that make its gradient, instead of the vjp.
-        opened: as of `index_sets`.
+        opened: as `index_sets` takes it.
     """
     signature = bound.operation.signatures[way]
     sets = index_sets(signature, grid, opened)
@@ -279,12 +279,12 @@ def place_gradient(
     stored: Mapping[str, Stored],
     others: Sequence[Bound] = (),
 ) -> PlacedRow:
-    """The row of an operand's gradient, in a row's `derived`.
+    """The row that makes an operand's gradient, for its row's `derived`.
 
     Args:
-        bound: the row whose operand it is; `name`: the operand's.
+        bound: the row that has the operand; `name`: the operand's.
         stored: as `stored_by_name` gives it.
-        others: the row at other sizes.
+        others: the same row at other sizes.
     """
     one = bound.operation.gradients[name]
     each = [b.operation.gradients[name].operation.signatures[way] for b in (bound, *others)]
@@ -311,7 +311,7 @@ def stored_by_name(signature: Signature, reads: Sequence[Stored], makes: Sequenc
 
 
 def reduced(sets: IndexSets, made: Layout, stored: Layout, signature: Signature) -> Chain:
-    """A result to where it is stored. What is no sum is gathered, and reduced by every rank alike."""
+    """The chain that stores a result. What no sum reduces is gathered, and every rank reduces it alike."""
     if signature.reduction == "sum" or not made.partial:
         return converted(sets, made, stored)
     whole = replace(made, partial=())
@@ -321,7 +321,7 @@ def reduced(sets: IndexSets, made: Layout, stored: Layout, signature: Signature)
 
 @lru_cache(maxsize=1 << 14)
 def collect(sets: IndexSets, found: Layout, stored: Layout) -> Chain:
-    """A gradient as a row found it to where the operand is stored, remembered."""
+    """The chain from a gradient as a row found it to where its operand is stored, remembered."""
     return involved.collected(sets, found, stored)
 
 
@@ -329,7 +329,7 @@ def reads_of(operation: Operation, names: Sequence[str]) -> list[tuple[str, int]
     """Where a gradient's row finds its operands: ("operand" | "result" | "gradient", number).
 
     Args:
-        operation: of the row whose gradient it is.
+        operation: the operation of the row that has the gradient's operand.
         names: operands and results by their names, a result's gradient with a d before it.
     """
     signature = operation.signatures[0]
@@ -341,7 +341,7 @@ def reads_of(operation: Operation, names: Sequence[str]) -> list[tuple[str, int]
 
 
 def at_rank(row: PlacedRow, grid: Grid, rank: int) -> At:
-    """Where a rank stands in a row, as the runtime says it."""
+    """A rank's place in a row, as the runtime has it."""
     at = {a: int(c[rank]) for a, c in grid.coordinates.items()}
     signature = row.signature
     roles = dict(row.roles)
@@ -365,7 +365,7 @@ def _held(sets: IndexSets, layout: Layout, rank: int) -> list[tuple[int, int]]:
 
 
 def in_parts(row: PlacedRow, grid: Grid) -> dict[str, int]:
-    """Operands and results that come, and go, in equal parts of their channels; into how many."""
+    """Operands and results that come, or go, in equal parts of their channels; by name, the number of parts."""
     ends = [
         *((o.name, chain[-1:]) for o, chain in zip(row.signature.inputs, row.fetch, strict=True)),
         *((o.name, chain[:1]) for o, chain in zip(row.signature.results, row.store, strict=True)),

@@ -1,11 +1,11 @@
-"""What a row's gradients fetch, once: equal conversions of one value are one.
+"""What a row's gradients fetch once: equal conversions of one value are done once for all that read it.
 
-| serves | is |
+| serves | with |
 |---|---|
 | a gradient's row | what another gradient's row fetches; where the row holds it, what it has fetched itself |
-| local code's vjp | as a result's gradient, what a gradient's row fetches of it |
+| local code's vjp | a result's gradient, as a gradient's row fetches it |
 
-What travels in pieces is nobody else's.
+What travels in pieces or chunks is not shared.
 
 Source: docs/design.md, Networks.
 """
@@ -20,16 +20,16 @@ from typing import NamedTuple
 from convgen.algebra.layout import Layout
 from convgen.program.rows import Chain, PlacedRow, reads_of, sides
 
-Place = tuple[int, int]  # the operand whose gradient's row it is, and the number of that row's operand
+Place = tuple[int, int]  # of a gradient's row: the operand whose gradient it makes, and the number of its own operand
 
 
 class Shared(NamedTuple):
-    """What a row's gradients need not fetch, with what serves instead, and of how many conversions that is.
+    """What a row's gradients need not fetch: the fetch that serves instead, and how many of its conversions do.
 
     Attributes:
-        rows: of a gradient's row, what another one fetches.
-        held: of a gradient's row, an operand as the row itself has fetched it.
-        given: a result's gradient for the vjp.
+        rows: by place, the fetch of another gradient's row.
+        held: by place, the number of the row's own operand, as forward has fetched it.
+        given: by result, the fetch of its gradient that serves the vjp, too.
     """
 
     rows: Mapping[Place, tuple[Place, int]]
@@ -37,13 +37,13 @@ class Shared(NamedTuple):
     given: Mapping[int, tuple[Place, int]]
 
     def served(self, place: Place) -> int:
-        """How many conversions of a gradient's row's operand are another's."""
+        """How many conversions of an operand of a gradient's row are another's."""
         return (self.rows.get(place) or self.held.get(place) or (0, 0))[1]
 
 
 @lru_cache(maxsize=1 << 13)
 def shared(row: PlacedRow, wanted: tuple[bool, ...]) -> Shared:
-    """What is fetched once.
+    """What a row's gradients fetch once.
 
     Args:
         wanted: by operand, whether its gradient is asked for.
@@ -51,7 +51,7 @@ def shared(row: PlacedRow, wanted: tuple[bool, ...]) -> Shared:
     rows: dict[Place, tuple[Place, int]] = {}
     held: dict[Place, tuple[int, int]] = {}
     given: dict[int, tuple[Place, int]] = {}
-    own: dict[Hashable, int] = {}  # what begins as the row's own fetch
+    own: dict[Hashable, int] = {}  # by beginning of a fetch of the row's own, the operand
     if row.holds and not row.is_cut:
         own = {("operand", n, key): n for n, chain in enumerate(row.fetch) for key in _keys(row, n, chain)}
     known: dict[Hashable, Place] = {}
@@ -76,30 +76,30 @@ def shared(row: PlacedRow, wanted: tuple[bool, ...]) -> Shared:
 
 
 def _longest(keys: Sequence[Hashable], known: Container[Hashable]) -> int:
-    """Of how many conversions the longest beginning is that is known; 0 if none is."""
+    """How many conversions the longest beginning has that is known; 0 if none is."""
     return next((n for n in range(len(keys), 0, -1) if keys[n - 1] in known), 0)
 
 
 def shares(row: PlacedRow) -> bool:
-    """Whether anything of it is fetched once for two readers."""
+    """Whether some fetch of a row's gradients serves two readers."""
     return any(shared(row, (True,) * len(row.bound.reads)))
 
 
 def could_hold(row: PlacedRow) -> frozenset[Place]:
-    """What gradients' rows fetch as the row itself does."""
+    """Places of gradients' rows that fetch what the row itself does, and could read it where the row holds it."""
     return frozenset(shared(replace(row, holds=True), (True,) * len(row.bound.reads)).held)
 
 
 def in_order(row: PlacedRow, wanted: tuple[bool, ...]) -> list[tuple[int, PlacedRow]]:
-    """Gradients' rows that are asked for: before others those that fetch what others read."""
+    """The gradients' rows that are asked for; first those whose fetches others read."""
     own = [(k, one) for k, one in row.derived if wanted[k]]
     first = {k for (k, _), _ in shared(row, wanted).rows.values()}
     return sorted(own, key=lambda pair: (pair[0] not in first, -pair[0] if pair[0] in first else 0))
 
 
 def _keys(row: PlacedRow, number: int, chain: Chain) -> list[Hashable]:
-    """Of conversions of an operand, or of a result behind them, how each begins up to its last that moves something,
-    whatever the tensor is called."""
+    """Keys of the beginnings of a chain, each up to a further conversion, the last one that moves something at most;
+    they don't depend on the tensor's name. Numbers count operands, then results."""
     _, dims = sides(row.signature)[number]
     steps: tuple[Hashable, ...] = ()
     found: list[Hashable] = []

@@ -42,11 +42,11 @@ class Step:
     """A step of the list.
 
     Attributes:
-        key: what it is of: a row's label, a conversion's name, a buffer, a parameter or an input.
+        key: a row's label, or the name of a conversion, a buffer, a parameter or an input.
         makes, reads: slots.
-        row: the row at whose place it stands; behind all rows as many as there are.
-        when: the module in whose training, or evaluation, it is run; None for both.
-        flow: what it is in the order that prices and the verifier read; None for what they don't count.
+        row: number of the row at whose place it stands; behind all rows, their count.
+        when: the module whose mode decides, and whether the step is of training; None for a step of both modes.
+        flow: the same step in the order that prices and the verifier read; None for steps that they don't count.
         again: whether backward computes again what forward has computed.
     """
 

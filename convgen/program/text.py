@@ -51,7 +51,7 @@ def describe(step: Step, types: Mapping[str, Layout], *, transposed: bool = Fals
     """A step without its type: `%y = reduce_scatter %y_partial dim=F over=b`.
 
     Args:
-        transposed: its schedule is a transposed convolution's.
+        transposed: whether the schedule is a transposed convolution's.
     """
     values = ", ".join(f"%{v}" for v in reads(step))
     match step:
@@ -73,7 +73,7 @@ def _form(step: Step) -> str:
 
 
 def show(schedule: Schedule, comments: Mapping[str, str] | None = None) -> str:
-    """The schedule as text; `comments` has a remark for a step's result."""
+    """The schedule as text; `comments` has a remark by the name of a step's result."""
     types = schedule.types()
     notes = comments or {}
     lines = [f"schedule {schedule.name} on {schedule.grid} {{"]

@@ -1,4 +1,4 @@
-"""Types of what a program's rows move and make: the module's, or those under the torch.autocast it is compiled for.
+"""Types in which a program's rows move and compute: the module's, or those under the autocast it is compiled for.
 
 | tensor | its type under autocast |
 |---|---|
@@ -8,8 +8,8 @@
 | a gradient that a row of its own makes | its local code's |
 | a value's gradient | the widest of those that its readers make |
 
-A parameter's gradient has the parameter's type where it begins, or travels in one of its own to be summed. What local
-code makes is asked of it, as ranks ask it that compute nothing (`types_under`).
+A parameter's gradient has the parameter's type where it begins, or travels to be summed in a type of its own. To find
+what local code makes, it runs on tensors without memory, as on ranks that compute nothing (`types_under`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Types = tuple[str, ...]
 
 
 class OwnTypes(NamedTuple):
-    """Of a gradient's own row: in which it computes, in which operands are brought to it, and its result goes."""
+    """In which types a gradient's row computes, has its operands brought to it, and sends its result."""
 
     local: str
     fetch: Types
@@ -36,14 +36,14 @@ class OwnTypes(NamedTuple):
 
 
 class RowTypes(NamedTuple):
-    """Of a row.
+    """The types of a row.
 
     Attributes:
-        local: in which it computes; "": of no floats.
-        reads: of operands as they are stored; `fetch`: as they are brought to it.
-        back: by operand of its gradient on the way back, where the operand is brought; else `back_here`.
-        store: of results; `given`: of their gradients.
-        own: of gradients' own rows, by the name of the operand.
+        local: in which it computes; "" where it has no floating-point operand or result.
+        reads: in which its operands are stored; `fetch`: in which they are brought to it.
+        back: by operand, in which its gradient travels back, where the operand was brought; else `back_here`.
+        store: of its results; `given`: of their gradients.
+        own: types of gradients' rows, by the name of the operand.
     """
 
     local: str
@@ -56,34 +56,34 @@ class RowTypes(NamedTuple):
     own: tuple[tuple[str, OwnTypes], ...]
 
     def on_the_way_back(self, row: PlacedRow, k: int) -> str:
-        """Of an operand's gradient as local code has made it."""
+        """The type of an operand's gradient as local code has made it."""
         return (self.back if row.fetch[k] else self.back_here)[k]
 
     def of(self, name: str) -> OwnTypes:
-        """Of the row that makes an operand's gradient."""
+        """The types of the row that makes an operand's gradient."""
         return dict(self.own)[name]
 
 
 def _carried(kinds: Sequence[str], k: int, kind: str, low: str) -> str:
-    """The type in which an operand of this type is brought to a row.
+    """The type in which a row is brought an operand of this type.
 
     Args:
-        kinds: by operand how autocast takes it, or none.
+        kinds: by operand, how autocast takes it; empty where it takes none.
     """
     return low if low and kinds and kinds[k] == "low" and kind in AUTOCAST else kind
 
 
 def _widest(one: str, other: str) -> str:
-    """The type of a sum of these floats, as torch has it."""
+    """The type of the sum of values of two floating-point types, as torch has it."""
     return one if one == other else "float64" if "float64" in (one, other) else "float32"
 
 
 def values_under(low: str, own: Mapping[str, str], rows: Iterable[tuple[Bound, int]]) -> Mapping[str, str]:
-    """Types of values.
+    """Types of values under autocast.
 
     Args:
         low: autocast's type; "" where it is off.
-        own: without it.
+        own: types without it.
         rows: in order, each with the number of its signature.
     """
     if not low:
@@ -103,12 +103,12 @@ def types_of_rows(
     summed: Mapping[str, str],
     wanted: Collection[str],
 ) -> tuple[tuple[RowTypes, ...], dict[str, str]]:
-    """Of each row, and types of values' gradients where they are complete and another than the value's.
+    """Types of each row; and types of values' complete gradients, where they are not the values' own.
 
     Args:
         values: types of values.
-        rows: with their places; of one that has none yet, gradients are taken to be vjps of operands that are brought.
-        summed: of parameters, in which their gradients travel.
+        rows: with their places; without one, gradients are taken to be vjps' of operands that are brought.
+        summed: by parameter, the type in which its gradient travels.
         wanted: values that have gradients.
     """
     gradients = {v: values[v] for v in outputs if low}
@@ -136,7 +136,7 @@ def _of_row(
 ) -> RowTypes:
     """
     Args:
-        gradients: of results, complete.
+        gradients: types of results' complete gradients.
     """
     given, sums = tuple([gradients.get(v) for v in bound.makes]), tuple([summed.get(v) for v in bound.reads])
     reads, made = tuple([values[v] for v in bound.reads]), tuple([values.get(v) for v in bound.makes])
@@ -154,10 +154,10 @@ def _alike(
     gradients: tuple[str | None, ...],
     summed: tuple[str | None, ...],
 ) -> RowTypes:
-    """Of rows that are alike but for the names of their values.
+    """Types of rows that differ in the names of their values alone.
 
     Args:
-        made: types of results; None of one that nobody reads.
+        made: types of results; None for a result that nobody reads.
     """
     bound = Bound(operation, reads, ("",) * len(made), autocast=kinds)
     fetch = tuple(_carried(kinds, k, kind, low) for k, kind in enumerate(reads))
@@ -185,6 +185,6 @@ def _alike(
 
 
 def _computed(kinds: Sequence[str], brought: Sequence[str]) -> str:
-    """In which a row computes: autocast's float32, or the type of the first of its operands of floats."""
+    """In which type a row computes: autocast's float32, or the type of its first floating-point operand."""
     first = next((kind for kind in brought if kind in FLOATS), "")
     return "float32" if kinds and kinds[0] == "float32" and first in AUTOCAST else first

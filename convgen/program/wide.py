@@ -1,12 +1,12 @@
-"""Rows of a program as one, so that one wide halo, or an earlier one, stands for what lay between them.
+"""Several rows of a program as one, so that one wider or earlier halo stands for those between them.
 
 | chain of rows | as one row | its halo |
 |---|---|---|
 | conv, relu, conv | operations/fused.py | one of the first one's operand, as wide as both together |
 | batch norm's last row, relu, conv | the same | of what is normalised: it may travel while moments do |
 
-A row joins the one behind it where nothing else reads what it makes, and it computes element by element or by rows that
-are read in order. The row takes the roles of its last part; values between are no values of the program any more.
+A row joins the row behind it where nothing else reads what it makes, and where it computes element by element or reads
+rows in order. The joined row takes the roles of its last part; the program loses the values between.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from convgen.operations.fused import Fused, Link
 from convgen.program.network import Program
 from convgen.program.rows import PlacedRow, Stored, place
 
-Group = tuple[int, ...]  # numbers of rows of the network as it is described, in order
+Group = tuple[int, ...]  # numbers of the network's rows as described, in order
 IN_ORDER = (Taps, ReadBy, Clamp, Through)
 
 
@@ -61,7 +61,7 @@ def _joins(row: PlacedRow) -> bool:
 def _before(
     program: Program, i: int, made: Mapping[str, int], readers: Mapping[str, int], kept: set[str]
 ) -> int | None:
-    """The row whose result row i reads, if it may join."""
+    """The number of the row that makes what row i reads, if it may join row i; None if none may."""
     for k, v in enumerate(program.rows[i].bound.reads):
         m = made.get(v)
         if m is None or readers[v] != 1 or v in kept or not _joins(program.rows[m]):
@@ -76,10 +76,10 @@ def _before(
 
 
 def faults(operation: Fused, split: Collection[str] | None = None) -> Iterator[str]:
-    """Why rows can't be one, if they can't.
+    """Why the rows of a joined operation can't be one, if they can't.
 
     Args:
-        split: where several operands may be read by rows, indices that axes split: a rank has all rows of others.
+        split: where several operands may be read by rows, the indices that axes split: a rank has all rows of others.
     """
     (signature,) = operation.signatures
     for part, made in zip(operation.parts, operation.made, strict=True):
@@ -100,7 +100,7 @@ def faults(operation: Fused, split: Collection[str] | None = None) -> Iterator[s
 def _window_faults(
     made: Sequence[Made], shape: Sequence[int], signature: Signature, split: Collection[str] | None
 ) -> Iterator[str]:
-    """Of what rows of the last result read: a rank whose rows read nothing makes zeros, and a bias may be no zero."""
+    """Faults of rows that the last result reads: a rank whose rows read nothing makes zeros, but a bias isn't zero."""
     for one, extent in zip(made, shape, strict=True):
         if one.relation is None or (split is not None and one.indices[0] not in split):
             continue
@@ -117,7 +117,7 @@ def _window_faults(
 
 
 def joined(bounds: Sequence[Bound]) -> Bound:
-    """Rows in order, each of which reads what the one before makes, as one."""
+    """One row in the place of several in order, each of which reads what the one before makes."""
     reads: list[str] = []
     parts: list[Link] = []
     autocast: list[str] = []
@@ -137,16 +137,16 @@ def joined(bounds: Sequence[Bound]) -> Bound:
 
 
 def joined_rows(bounds: Sequence[Bound], groups: Sequence[Group]) -> tuple[Bound, ...]:
-    """The rows of a network with these groups as one row each, in the place of their last."""
+    """A network's rows with each of these groups as one row, in the place of its last."""
     of = {group[-1]: group for group in groups}
     return tuple(joined([bounds[k] for k in of[i]]) if i in of else bounds[i] for i in numbers(len(bounds), groups))
 
 
 def numbers(count: int, groups: Sequence[Group]) -> list[int]:
-    """By row of a program with these groups, the number of the described row that it ends with.
+    """By row of a program with these groups, the number of the described row that it is, or ends with.
 
     Args:
-        count: rows as described.
+        count: number of rows as described.
     """
     gone = {i for group in groups for i in group[:-1]}
     return [i for i in range(count) if i not in gone]
@@ -155,11 +155,11 @@ def numbers(count: int, groups: Sequence[Group]) -> list[int]:
 def widened(
     program: Program, groups: Sequence[Group], made: Callable[[Program, Group], PlacedRow | None] | None = None
 ) -> Program:
-    """A program with groups of its rows as one each, where signatures and roles allow it.
+    """A program with each group of its rows as one, where signatures and roles allow it.
 
     Args:
-        groups: of numbers of its rows, which are none that are one already.
-        made: the row that stands for a group; by default one whose halo travels instead of what lies between.
+        groups: of numbers of the program's rows, none of which is joined already.
+        made: makes the row that stands for a group; by default a row with a halo instead of what moved between.
     """
     rows, taken = dict(enumerate(program.rows)), list[Group]()
     for group in groups:
@@ -190,10 +190,10 @@ def widened(
 
 
 def as_one(program: Program, group: Group, *, several: bool = False) -> PlacedRow | None:
-    """The row that stands for a group, of which halos of operands travel and nothing else; None where it can't be.
+    """The row that stands for a group, for which halos of operands travel and nothing else; None where it can't be.
 
     Args:
-        several: whether several operands may be read by rows.
+        several: whether it may read several operands by rows.
     """
     last = program.rows[group[-1]]
     bound = joined([program.rows[i].bound for i in group])
@@ -204,7 +204,7 @@ def as_one(program: Program, group: Group, *, several: bool = False) -> PlacedRo
     reads = [program.values[v].stored for v in bound.reads]
 
     def travels(value: str, operand: Operand, stored: Stored) -> bool:
-        """Whether more than a halo does: blocks of samples that meet at one number of them may not at another."""
+        """Whether more than a halo travels: equal blocks of samples at one batch size may differ at another."""
         is_activation = program.values[value].kind in ("made", "input")
         return is_activation and stored != tuple(piece.axes for piece in signature.wants(operand, roles).pieces)
 

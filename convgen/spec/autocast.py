@@ -7,8 +7,8 @@
 | widest | in the widest type among them |
 | "" | as they are |
 
-An operator is run on tensors without memory on the device that is asked about, which need not be there, below
-autocast; what is cast then says its kind. So the lists are those of the torch that is installed.
+To find an operator's kind, it is run below autocast on tensors without memory, on the device in question, which need
+not be there; the casts that happen tell the kind. So the lists are those of the torch that is installed.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from convgen.spec.graph_edit import BATCH_NORM, DROPOUT
 
 KINDS = ("low", "float32", "widest")
 _TYPES = ("float32", "bfloat16")
-# Calls of the graph's own form, which are no operator's; Fourier transforms have no type below float32.
+# Calls of the graph's own form, which are no operators; Fourier transforms have no type below float32.
 _OWN = {BATCH_NORM: "", DROPOUT: "", "view": "", FOURIER: "float32"}
-# What every torch says on every device, known without making tensors, which takes as long as importing torch.
+# What every torch does on every device, so that no tensors need be made: that takes as long as importing torch.
 SURE = {
     **dict.fromkeys((f"conv{d}d" for d in (1, 2, 3)), "low"), "conv_transpose1d": "low", "linear": "low",
     **dict.fromkeys((f"conv_transpose{d}d.input" for d in (2, 3)), "low"), "cross_entropy_loss": "float32",
@@ -43,8 +43,8 @@ def kind_of(
     """How autocast takes the operands of a call on a device, cpu or cuda.
 
     Args:
-        args: the call's, with a Slot for every operand.
-        shapes, dtypes: of operands.
+        args: the call's arguments, with a Slot for every operand.
+        shapes, dtypes: those of its operands.
     """
     if call.op in _OWN:
         return _OWN[call.op]
@@ -60,7 +60,7 @@ def kind_of(
 
 
 def _may_cast(op: str, device: str) -> bool:
-    """Whether an operator has a rule of autocast, or is made of others, which may have one."""
+    """Whether an operator has a rule of autocast, or is made of operators that may have one."""
     name, _, overload = op.partition(".")
     full = f"aten::{name}.{overload}" if overload else f"aten::{name}"
     keys = f"Autocast{device.upper()}", "CompositeImplicitAutograd"
@@ -72,7 +72,7 @@ def _floats(dtypes: Sequence[str]) -> list[bool]:
 
 
 def _pattern(arg: Any) -> Any:
-    """Arguments without their numbers, on which nothing depends."""
+    """Arguments without the values of their numbers, on which the kind doesn't depend."""
     if isinstance(arg, tuple):
         items: tuple[Any, ...] = arg  # pyright: ignore[reportUnknownVariableType]
         return tuple(_pattern(one) for one in items) if any(isinstance(one, Slot) for one in items) else ()
@@ -80,11 +80,11 @@ def _pattern(arg: Any) -> Any:
 
 
 def asked(op: str, args: tuple[Any, ...], shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str], device: str) -> str:
-    """As `kind_of` has it, of an operator by name, always by running it."""
+    """The same for an operator by name, always by running it. Arguments are those of `kind_of`."""
     operator, floats = Operator(op, args), _floats(dtypes)
 
     def seen(*kinds: str) -> tuple[set[str], set[str]]:
-        """Types that operands are cast to, and those of results, where operands of floats have these, in turn."""
+        """The types that operands are cast to, and results' types, when floating-point operands have these, in turn."""
         each = iter(kinds * len(shapes))
         own = [next(each) if f else d for f, d in zip(floats, dtypes, strict=True)]
         return _run(operator, shapes, own, device)
@@ -102,7 +102,7 @@ def asked(op: str, args: tuple[Any, ...], shapes: Sequence[tuple[int, ...]], dty
 def _plainly(
     operator: Operator, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str], floats: Sequence[bool], device: str
 ) -> set[str]:
-    """Types of results of bfloat16 without autocast."""
+    """Types of an operator's results for bfloat16 without autocast."""
     own = ["bfloat16" if f else d for f, d in zip(floats, dtypes, strict=True)]
     return _run(operator, shapes, own, device, enabled=False)[1]
 
@@ -120,7 +120,7 @@ def _run(
         with _autocast(device, enabled), watch:
             try:
                 found = operator(operands)
-            except Exception:  # of another device's library: casts came before
+            except Exception:  # the device's library is missing: the casts came before
                 found = ()
     several: list[Any] = [*found] if isinstance(found, (tuple, list)) else [found]  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
     made |= {str(one.dtype).removeprefix("torch.") for one in several if hasattr(one, "dtype")}
@@ -129,7 +129,7 @@ def _run(
 
 @contextmanager
 def _autocast(device: str, enabled: bool) -> Generator[None]:
-    """torch.autocast's switches, which its context manager leaves off where there is no such device."""
+    """Sets torch.autocast's switches, which its own context manager leaves off where the device is missing."""
     before = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
     torch.set_autocast_enabled(device, enabled)
     torch.set_autocast_dtype(device, torch.bfloat16)
@@ -141,7 +141,7 @@ def _autocast(device: str, enabled: bool) -> Generator[None]:
 
 
 def _watch() -> Any:
-    """A mode that notes the types to which tensors of floats are cast."""
+    """A mode that notes the types to which floating-point tensors are cast."""
     modes: Any = import_module("torch.utils._python_dispatch")
 
     class Watch(modes.TorchDispatchMode):

@@ -1,4 +1,4 @@
-"""A filled-in form to a Layer: what the values mean, and which can't work (README, A layer file)."""
+"""From a filled-in form to a Layer: what its values mean, and which can't work (README, A layer file)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from convgen.spec.source import Source, locate
 from convgen.spec.target import read_target
 
 MAX_ELEMENTS = 2**62
-# Along W, on a cpu and but for float64: oneDNN's gradient of x is code that it makes, in time and memory that grow with
-# the square of the stride. With torch 2.13, 16384 takes it 5 to 25 s, once; 32767 a minute or more; 65536 is a crash.
+# Along W, on a CPU, except in float64: oneDNN generates code for the gradient of x, in time and memory that grow with
+# the square of the stride. With torch 2.13, 16384 takes it 5 to 25 s, once; 32767 a minute or more; 65536 crashes.
 MAX_STRIDE = 2**14
 
 
@@ -48,7 +48,7 @@ def check_options(layer: Layer) -> None:
 
 
 def check_stride(layer: Layer) -> None:
-    """Refuse a stride that the target's library hangs or crashes on."""
+    """Refuse a stride on which the target's library hangs or crashes."""
     s = layer.conv.spatial[-1]
     if not layer.target.is_cpu or layer.dtype == "float64" or s.stride <= MAX_STRIDE:
         return
@@ -145,7 +145,7 @@ def _padding(
         case "valid":
             return ((0, 0),) * len(names)
         case "same" if "transpose" in form.layer:
-            # What other libraries mean by it: as many rows as of x, times the stride.
+            # As other libraries mean it: as many rows as x has, times the stride.
             cut = [r + 1 - s for r, s in zip(reach, stride, strict=True)]
             crops = [[max(c, 0) // 2, max(c, 0) - max(c, 0) // 2] for c in cut]
             more = f", output_padding: {[max(-c, 0) for c in cut]}" if min(cut) < 0 else ""
@@ -175,7 +175,7 @@ def _padding(
 def _output_padding(
     form: LayerForm, names: tuple[str, ...], stride: tuple[int, ...], dilation: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """Rows above that the rows of x leave open; torch's bound: fewer than the stride or the dilation."""
+    """Rows above that x's rows leave open; torch's bound: fewer than the stride or the dilation."""
     if form.output_padding is None:
         return (0,) * len(names)
     if "transpose" not in form.layer:
@@ -191,7 +191,7 @@ def _output_padding(
 
 
 def _made_rows(s: Spatial, output_padding: int) -> Spatial:
-    """A dimension of a transposed convolution, given the rows of x as its extent: the rows of y instead."""
+    """A transposed convolution's dimension by the rows of y, from one by the rows of x."""
     made = s.transposed(s.extent, output_padding)
     spanned = made.extent + s.pad_lo + s.pad_hi
     if made.extent < 1:
@@ -236,6 +236,6 @@ def _check_groups(groups: int, channels: int, filters: int) -> None:
 
 
 def _kernels(form: LayerForm) -> tuple[tuple[str, str], ...]:
-    """Local kernels by phase; whether they are any is seen when they are made."""
+    """Local kernels by phase; making them checks whether they exist."""
     named = form.options.kernels
     return () if named is None else tuple((p, text) for p in PHASES if (text := getattr(named, p)) is not None)

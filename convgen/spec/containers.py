@@ -1,5 +1,5 @@
-"""Containers of tensors, as torch's pytrees have them: lists, tuples, dicts, named tuples, dataclasses, and what others
-register. A tree is a container's form: its tensors are slots, everything else stands in it as it is."""
+"""Containers of tensors, as torch's pytrees know them: lists, tuples, dicts, named tuples, dataclasses, and registered
+classes. A tree is the form of a container: tensors are slots in it, everything else stands in it as it is."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from convgen.spec.text import number_of, one_line
 if TYPE_CHECKING:
     from torch.utils._pytree import TreeSpec
 
-PLAIN = (bool, int, float, str, type(None))  # what may stand among tensors
+PLAIN = (bool, int, float, str, type(None))  # types that may stand among tensors
 
 
 @dataclasses.dataclass(frozen=True)
 class Slot:
-    """The place of a tensor, by its name."""
+    """The place of a tensor, with its name."""
 
     name: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """A container: `kind` and `context` are torch's, such as a dict and its keys."""
+    """A container: `kind` and `context` are torch's, such as dict and its keys."""
 
     kind: Any
     context: Any
@@ -33,9 +33,9 @@ class Node:
 
     @property
     def keys(self) -> list[str]:
-        """What the parts are called: keys, fields, or numbers."""
-        known: Any = getattr(self.context, "_fields", self.context)  # of a named tuple torch has the class
-        # A dataclass says its fields, and those that are None; a defaultdict its maker, and its keys.
+        """Names of the parts: keys, fields, or numbers."""
+        known: Any = getattr(self.context, "_fields", self.context)  # for a named tuple torch has its class
+        # For a dataclass torch has its fields, and those that are None; for a defaultdict its factory, and its keys.
         several: list[Any] = [*known, known] if isinstance(known, (list, tuple)) else []
         for one in several:
             if isinstance(one, (list, tuple)) and len(cast("list[Any]", one)) == len(self.parts):
@@ -50,7 +50,7 @@ Tree = Node | Slot | bool | int | float | str | None
 
 
 def level(value: Any) -> tuple[Node, list[Any]] | None:
-    """A container without its parts, and these; None: it is none. Dataclasses become torch's containers by this."""
+    """A container without its parts, and these; None for no container. Makes dataclasses known to torch."""
     from torch.utils import _pytree as pytree
 
     _register(type(value))
@@ -67,7 +67,7 @@ def _register(kind: Any) -> None:
 
 
 def register_all(value: Any) -> int:
-    """Make all dataclasses in a value containers of torch's. Gives how many kinds weren't."""
+    """Make all dataclasses in a value known to torch as containers; gives how many kinds were not."""
     from torch.utils import _pytree as pytree
 
     before = len(pytree.SUPPORTED_NODES)
@@ -79,8 +79,8 @@ def tree_of(value: Any, leaf: Callable[[str, Any], Any], name: str, between: str
     """The tree of a value.
 
     Args:
-        leaf: what stands for what is no container, by its name and value.
-        name: of the value; parts have their keys behind it.
+        leaf: makes what stands for a value that is no container, from its name and itself.
+        name: the value's; parts' names are this and their keys.
     """
     found = level(value)
     if found is None:
@@ -93,14 +93,14 @@ def tree_of(value: Any, leaf: Callable[[str, Any], Any], name: str, between: str
 
 
 def tree_of_spec(spec: TreeSpec, leaves: Iterator[Any]) -> Any:
-    """The tree that torch says, with these in the places of its leaves."""
+    """The tree of one of torch's specs, with these leaves in its places."""
     if spec.is_leaf():
         return next(leaves)
     return Node(spec.type, spec.context, tuple(tree_of_spec(one, leaves) for one in spec.children()))
 
 
 def slots(tree: Any, name: str = "", between: str = ".") -> Iterator[tuple[str, Slot]]:
-    """Slots with the keys on the way to them."""
+    """Slots, each with the path of keys that leads to it."""
     if isinstance(tree, Slot):
         yield name, tree
     elif isinstance(tree, Node):
@@ -121,7 +121,7 @@ def filled(tree: Any, values: Mapping[str, Any]) -> Any:
 
 
 def alike(a: Any, b: Any) -> bool:
-    """Whether two values that are no tensors can't be told apart: 2 and 2.0 can."""
+    """Whether two values that are no tensors can't be told apart; 2 and 2.0 can."""
     if a is b:
         return True
     if isinstance(a, float) and isinstance(b, float):
@@ -133,11 +133,11 @@ def alike(a: Any, b: Any) -> bool:
 
 
 def taken(tree: Any, value: Any, name: str, refuse: Callable[[str], NoReturn]) -> Iterator[tuple[str, Any]]:
-    """The tensors of a value by their slots, where all else is as the tree has it.
+    """The tensors of a value, by their slots; everything else must be as the tree has it.
 
     Args:
-        name: of the value, for messages.
-        refuse: raises what says that a value isn't as the example's.
+        name: the value's, for messages.
+        refuse: raises an error that says how a value differs from the example's.
     """
     import torch
 
@@ -175,7 +175,7 @@ def said(value: Any) -> str:
 
 
 def check_leaf(name: str, value: Any) -> None:
-    """Raises InputError: neither a tensor nor what may stand among tensors."""
+    """Raises InputError: a value is neither a tensor nor of a type that may stand among tensors."""
     import torch
 
     if not isinstance(value, (torch.Tensor, *PLAIN)):

@@ -1,6 +1,6 @@
 """Graphs from PyTorch: any module that torch.export can trace, as calls of ATen's operators.
 
-The program is decomposed with an empty table: what is left is functional, and new values of buffers are among its
+The program is decomposed with an empty table. What is left is functional, and new values of buffers are among its
 results. The number of samples stays open where every size is a multiple of it.
 """
 
@@ -50,17 +50,17 @@ if TYPE_CHECKING:
     import torch
     from torch.export import ExportedProgram, ShapesCollection
 
-FINER = 3  # decompositions of decompositions
+FINER = 3  # how often decompositions are decomposed
 
 
 class Exported(NamedTuple):
     """What a module computes.
 
     Args:
-        tensors: constants, and parameters and buffers whose `init` is `given`, by name.
+        tensors: by name, constants, and parameters and buffers whose `init` is `given`.
         arguments: what calls take.
-        results: the tree (spec/containers.py) of what they give; slots are the numbers of the graph's outputs.
-        by_run: whether a run of the module on values told which buffers are settings.
+        results: the tree (spec/containers.py) of a call's results; slots have the numbers of the graph's outputs.
+        by_run: whether a run of the module on values has told which buffers are settings.
     """
 
     graph: Graph
@@ -74,9 +74,9 @@ def graph_of(module: torch.nn.Module, example_inputs: Inputs, **how: Any) -> tup
     """The graph that a module computes, and the tensors that no initialisation makes.
 
     Args:
-        module, example_inputs, how: as of `exported`.
+        module, example_inputs, how: as in `exported`.
     Raises:
-        InputError: as of `exported`.
+        InputError: as in `exported`.
     Example:
         >>> import torch
         >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU())
@@ -101,18 +101,18 @@ def exported(
 
     Args:
         module: traced as it stands; its mode and its values stay as they are.
-        example_inputs: the arguments, by place, by name, or both, (args, kwargs); tensors, or containers of them, whose
-            parts are inputs such as batch_image and xs_0. The first tensor's extent 0 is the number of samples; so is
-            that of every other tensor that agrees with it. Numbers, texts and None become part of the graph.
-        name: of the graph; by default the module's class's.
+        example_inputs: the arguments, by place, by name, or both, as (args, kwargs): tensors, or containers, whose
+            parts are inputs such as batch_image and xs_0. The first tensor's extent 0 is the number of samples, and so
+            is that of every other tensor that equals it. Numbers, texts and None become part of the graph.
+        name: the graph's; by default that of the module's class.
         source: where the module is from, for people.
-        training: True: the graph of training, which is that of evaluation too where they differ by batch norms' flags
-            and dropouts alone; False: of evaluation; None: as the module stands.
-        remark: is told why the number of samples is fixed, where it is.
-        opened: of inputs, extents that are known at run time only: by letter, T, D, H or W, the dimension's number.
+        training: True: the graph of training, which is that of evaluation too if they differ only by flags of batch
+            norms and by dropouts; False: that of evaluation; None: that of the module's mode.
+        remark: is told why the number of samples is fixed, if it is.
+        opened: inputs' extents that are known at run time only: by letter, T, D, H or W, the dimension's number.
     Raises:
-        InputError: torch.export can't trace the module, or it does what can't be right: draws random numbers other than
-            dropout's and noise, changes its arguments, computes with complex numbers or without gradients.
+        InputError: torch.export can't trace the module, or the module does what can't be right: it draws random numbers
+            other than dropout's and noise, changes its arguments, computes with complex numbers or without gradients.
     """
     name = identifier(name or type(module).__name__)
     examples = examples_of(module, example_inputs, opened or {})
@@ -132,14 +132,14 @@ def exported(
     alike = same_calls(evaluated, other.graph, lambda a, b: _same(found.tensors[a], other.tensors[b]))
     if not (alike and repr(found.results) == repr(other.results)):
         return found
-    why = dict(other.graph.asks)  # a mode that asks nothing is as without autocast in what it says of types
+    why = dict(other.graph.asks)  # a mode in which nothing asks for types is the same under autocast
     asks = tuple((low, said or why.pop(low, "")) for low, said in found.graph.asks) or other.graph.asks
     return both._replace(graph=replace(both.graph, asks=asks))
 
 
 @dataclass
 class _Made:
-    """Exports of one module."""
+    """Exports of one module, with what is remembered between them."""
 
     module: torch.nn.Module
     examples: Examples
@@ -147,16 +147,16 @@ class _Made:
     name: str
     source: str
     remark: Callable[[str], None]
-    traced: tuple[ExportedProgram, Examples, ShapesCollection | None] | None = None  # the last, what with
-    evaluated: tuple[ExportedProgram, bool] | None = None  # of evaluation, and with an open number of samples or not
+    traced: tuple[ExportedProgram, Examples, ShapesCollection | None] | None = None  # the last, with its arguments
+    evaluated: tuple[ExportedProgram, bool] | None = None  # evaluation's trace, and whether its samples are open
     numbers: tuple[str, ...] = ()  # buffers that are settings of modules
     asks: Asks = field(default_factory=Asks)
-    said: tuple[tuple[str, str], ...] = ()  # of what it asks (Graph.asks)
+    said: tuple[tuple[str, str], ...] = ()  # of the types that it asks for (Graph.asks)
     bounds: dict[bool, list[Condition]] = field(default_factory=dict[bool, "list[Condition]"])  # by training or not
     needless: dict[bool, list[Condition]] = field(default_factory=dict[bool, "list[Condition]"])  # likewise
 
     def evaluates_alike(self) -> bool:
-        """Whether the program that was traced last, of training, is that of evaluation too; if unsure, not."""
+        """Whether the last traced program, of training, is that of evaluation too; False if that is unsure."""
         if self.traced is None:
             return False
         program, examples, dynamic = self.traced
@@ -203,7 +203,7 @@ class _Made:
         return read
 
     def trace(self, examples: Examples, dynamic: ShapesCollection | None, low: str = "") -> ExportedProgram:
-        """The program without the autocast of the call around, or under that of a type."""
+        """The program without the autocast around the call, or under autocast of a type."""
         import torch
 
         args, keywords = examples.arguments
@@ -221,7 +221,7 @@ class _Made:
                 _lists(self.module),
                 asking(self.module, self.asks),
             ):
-                warnings.simplefilter("ignore")  # torch's, about its own insides
+                warnings.simplefilter("ignore")  # torch warns about its own insides
                 shapes = cast("dict[str, Any] | None", dynamic)  # torch leaves its own ShapesCollection out
                 return torch.export.export(self.module, args, keywords, dynamic_shapes=shapes, strict=False)
         except OwnGradient as error:
@@ -231,7 +231,7 @@ class _Made:
             raise _ExportError(error) from error
 
     def asked(self, traced: ExportedProgram, low: str) -> tuple[str, str]:
-        """Notes what the types that the source asks for are under autocast of a type; why not, if so."""
+        """Note which types the source gets under autocast of a type; gives the type, and why that can't be said."""
         assert self.traced is not None
         try:
             Compared(traced, self.trace(*self.traced[1:], low), low).note()
@@ -273,7 +273,7 @@ class _Made:
         return program
 
     def read_finer(self, program: ExportedProgram, training: bool, opened: Sequence[str]) -> Exported:
-        """The graph; what runs whole of it is decomposed as long as less does then."""
+        """The graph; calls that run whole are decomposed further as long as fewer run whole then."""
         best = self.read(program, training, opened)
         try:
             left = run_whole(best.graph)
@@ -285,7 +285,7 @@ class _Made:
                 before, left = len(left), run_whole(read.graph)
                 if len(left) < before or not left:
                     best = read
-        except Exception:  # whatever a decomposition wants that the graph doesn't have
+        except Exception:  # whatever a decomposition needs that the graph lacks
             return best
         return best
 
@@ -356,7 +356,7 @@ class _Made:
         return Exported(graph, tensors, self.examples.call, results, bool(self.numbers))
 
     def drop_needless(self, program: ExportedProgram, training: bool, symbols: Symbols) -> None:
-        """Conditions on whose other side the graph is the same go; tried once for a mode."""
+        """Drop conditions on whose other side the graph is the same; tried once for each mode."""
         mode = self.module.training
         if mode not in self.needless:
             here = self.read(program, training, (), symbols)
@@ -377,7 +377,7 @@ class _Made:
         symbols.conditions[:] = [c for c in symbols.conditions if c not in self.needless[mode]]
 
     def least(self, program: ExportedProgram, symbols: Symbols) -> list[Condition]:
-        """Lower bounds of sizes, tried once for a mode."""
+        """Lower bounds of sizes, tried once for each mode."""
         if self.module.training not in self.bounds:
             self.bounds[self.module.training] = least_sizes(program, self.module, self.examples, symbols)
         return self.bounds[self.module.training]
@@ -412,7 +412,7 @@ class _Made:
 
 
 class _ExportError(Exception):
-    """torch.export raised another."""
+    """torch.export raised this error."""
 
     def __init__(self, of: Exception) -> None:
         super().__init__(first_line(of))
@@ -431,10 +431,10 @@ def _check_names(names: Sequence[str]) -> None:
 
 
 def _checked(found: Sequence[Found], needed: Iterable[str], name: str) -> list[Found]:
-    """The calls that are needed.
+    """The calls on which needed values depend.
 
     Raises:
-        InputError: some can't be right; each is said.
+        InputError: some of them can't be right; each is named.
     """
     kept = pruned([one.call for one in found], needed)
     left = [replace(one, call=call) for one, call in zip(found, kept, strict=True) if call is not None]
@@ -451,7 +451,7 @@ def _checked(found: Sequence[Found], needed: Iterable[str], name: str) -> list[F
 
 @contextmanager
 def _mode(module: torch.nn.Module, training: bool) -> Generator[None]:
-    """The module in training or evaluation; as it was, where that is its own mode."""
+    """The module in training or evaluation; afterwards each of its modules has its own mode again."""
     before = [(one, one.training) for one in module.modules()]
     if module.training != training:
         module.train(training)
@@ -464,8 +464,8 @@ def _mode(module: torch.nn.Module, training: bool) -> Generator[None]:
 
 @contextmanager
 def _lists(module: torch.nn.Module) -> Generator[None]:
-    """Lists that modules hold are the same ones afterwards, with what was in them: torch.export leaves copies in their
-    place, which other modules that hold them don't see."""
+    """Afterwards modules hold the same lists, with the same content: torch.export leaves copies in their place, which
+    other modules that hold these lists don't see."""
     held: list[tuple[Any, str, list[Any], list[Any]]] = [
         (one, name, value, [*value])
         for one in module.modules()

@@ -1,13 +1,13 @@
-"""What a module says of torch.autocast itself, and tracing without it loses.
+"""What a module says itself about torch.autocast, which a trace without autocast loses.
 
 | in the module | in the program that is traced | here |
 |---|---|---|
-| a region, with or without it | a graph of its own; decomposed, its calls and the casts that it makes | marks around |
-| `x.float()` of a float32 x | nothing, when it is decomposed | a mark in its place |
+| a region, with or without it | a graph; when decomposed, its calls and the casts that it makes | marks around |
+| `x.float()` of a float32 x | nothing, once decomposed | a mark in its place |
 | types and numbers that it takes from values | those without autocast | marks with what exported_types.py notes |
 
-Marks are operators of convgen's, which decompositions leave alone. What lies between those of a region is taken as it
-stands; behind the other a value is of that type, whatever autocast has made of it.
+Marks are operators of convgen's, which decompositions leave alone. Calls between the marks of a region are taken as
+they stand; behind a mark of a type a value has that type, whatever autocast has made of it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 REGION = "wrap_with_autocast"  # (device, type, enabled, cached, the region's graph, what it reads)
 INTO, OUT_OF, AS, NUMBER = "into", "out of", "as", "number"
 NOTED, NUMBERS = "types by autocast", "numbers by autocast"  # in a node's meta, by autocast's type (exported_types.py)
-TYPED = ("to.dtype", "to.dtype_layout", "to.device")  # with the type that they are to give
+TYPED = ("to.dtype", "to.dtype_layout", "to.device")  # that are told a type
 
 
 def _copied(x: Any, what: str) -> Any:
@@ -46,7 +46,7 @@ _kept: list[Any] = []
 
 
 def mark_autocast(program: ExportedProgram) -> None:
-    """Marks regions, and changes of a type that change nothing without autocast, in place."""
+    """Marks regions, and changes of type that change nothing without autocast, in place."""
     graph: Any = program.graph_module
     _mark_graph(graph)
     graph.recompile()
@@ -76,7 +76,7 @@ def _mark_graph(module: Any) -> None:
 
 
 def _said(node: Any, key: str) -> list[str]:
-    """What is noted of a node: without autocast, of bfloat16, of float16."""
+    """What is noted about a node: without autocast, under bfloat16, under float16."""
     if not (noted := node.meta.get(key)):
         return []
     plain = noted.get("plain") if key == NUMBERS else str(node.meta["val"].dtype).removeprefix("torch.")
@@ -84,12 +84,12 @@ def _said(node: Any, key: str) -> list[str]:
 
 
 def by_autocast(said: list[str]) -> ByAutocast:
-    """Types or numbers of a mark."""
+    """The types, or numbers, of a mark."""
     return ByAutocast(*(one if "float" in one else float(one) for one in said))
 
 
 def _says_own_type(node: Any) -> bool:
-    """Whether it is told the type that floats have already."""
+    """Whether a call is told the type that its floating-point operand has already."""
     k = [a.name for a in node.target._schema.arguments].index("dtype")
     told = node.args[k] if k < len(node.args) else node.kwargs.get("dtype")
     both = is_float(node) and is_float(node.args[0])

@@ -1,5 +1,5 @@
-"""Batch norms without a momentum while a module is traced: their running statistics are the mean over all batches, and
-what torch's forward takes of the count is a number of Python's, which torch.export can't trace. Here it is a tensor.
+"""Batch norms without a momentum, while a module is traced. Their running statistics are the mean over all batches, for
+which torch's forward reads the count as a Python number; torch.export can't trace that. Here the count stays a tensor.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def cumulative_averages(module: torch.nn.Module) -> Generator[None]:
-    """Batch norms without a momentum compute, in training, what they do, without a number of Python's."""
+    """In training, batch norms without a momentum compute the same without a Python number."""
     from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
 
     found = [m for m in module.modules() if isinstance(m, _BatchNorm) and m.momentum is None and m.track_running_stats]

@@ -1,4 +1,4 @@
-"""Checks of arguments that ask tensors for their values, and change none: left out while a module is traced."""
+"""Checks of arguments that only read tensors' values: they are left out while a module is traced."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 @contextmanager
 def without_checks() -> Generator[None]:
-    """Distributions that don't ask for checks are made without; of what is valid they are the same. A Gaussian negative
-    logarithm of likelihood doesn't look for variances below 0."""
+    """Distributions that don't ask for checks are made without them; for valid arguments they are the same. A Gaussian
+    negative log likelihood doesn't look for variances below 0."""
     import torch
 
     kind: Any = torch.distributions.Distribution

@@ -1,7 +1,7 @@
 """Complex values as pairs of real ones: their real parts and their imaginary parts.
 
-What autograd gives a complex value of a real loss is the pair of its parts' gradients, so nothing else is to be said of
-gradients. Transforms are of one dimension each; along the others they are many that don't know each other.
+Autograd's gradient of a complex value, for a real loss, is the pair of its parts' gradients, so gradients need no rule.
+Each transform is along one dimension; along the others it is many independent ones.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from convgen.spec.graph import FOURIER, Arg, Ref, Size
 if TYPE_CHECKING:
     from convgen.spec.exported_walk import Walk
 
-# Done to both parts, of operands all of which are complex where any is.
+# Applied to both parts; if one operand is complex, all are made so.
 BOTH = frozenset({
     "_unsafe_view", "alias", "broadcast_to", "cat", "clone", "constant_pad_nd", "contiguous", "copy", "detach",
     "diagonal", "empty_like", "expand", "flip", "gather", "index", "index_put", "index_select", "lift_fresh",
@@ -24,7 +24,7 @@ BOTH = frozenset({
     "scatter_add", "select", "select_scatter", "slice", "slice_scatter", "split", "split_with_sizes", "squeeze",
     "stack", "sum", "t", "transpose", "unbind", "unfold", "unsqueeze", "view", "where", "zeros_like",
 })  # fmt: skip
-# Made of nothing: the imaginary part is zero.
+# Made from nothing: the imaginary part is zero.
 CREATED = frozenset({"zeros", "ones", "full", "new_zeros", "new_ones", "ones_like", "new_empty", "empty"})
 # Of two operands, linear in each.
 PRODUCTS = frozenset({"mul", "bmm", "mm", "matmul", "mv", "dot", "einsum"})
@@ -39,14 +39,14 @@ class Pair(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """An argument's parts; no imaginary one, where it is real."""
+    """An argument's parts; `im` is None where it is real."""
 
     re: Arg
     im: Arg
 
 
 def is_complex(value: Any) -> bool:
-    """Whether a node's value, or one of several, is complex."""
+    """Whether a node's value, or one of its several values, is complex."""
     import torch
 
     several = cast("list[Any]", value) if isinstance(value, (list, tuple)) else [value]
@@ -59,7 +59,7 @@ def touches_complex(node: Any) -> bool:
 
 
 def unknown_operators(program: Any) -> tuple[str, ...]:
-    """Operators on complex values that are none of these here."""
+    """Operators on complex values that have no rule here."""
     calls = [n for n in program.graph.nodes if n.op == "call_function" and hasattr(n.target, "_schema")]
     found = filter(touches_complex, calls)
     names = (str(n.target).removeprefix("aten.").removesuffix(".default") for n in found)
@@ -77,7 +77,7 @@ def _rule(base: str) -> Callable[[Complex], Any] | None:
 
 
 def read_complex(walk: Walk, node: Any) -> Any:
-    """What a node that touches complex values makes: a name or a pair, or several."""
+    """What a node that touches complex values makes: a name, a pair, or several of them."""
     base = str(node.target).removeprefix("aten.").split(".")[0]
     rule = _rule(base)
     if rule is None:
@@ -87,7 +87,7 @@ def read_complex(walk: Walk, node: Any) -> Any:
 
 
 def halves(walk: Walk, node: Any, name: str) -> Pair:
-    """The parts of a value whose last dimension has both."""
+    """The parts of a value whose last dimension holds both."""
     made = Complex(walk, node, "view_as_complex")
     re, im = (made.call("select.int", Ref(name), -1, k) for k in (0, 1))
     return Pair(re.name, im.name)
@@ -108,7 +108,7 @@ class Complex:
 
     @property
     def args(self) -> list[Any]:
-        """All of the schema's, as nodes and numbers."""
+        """All arguments of the schema, as nodes and numbers."""
         node = self.node
         schema = node.target._schema.arguments
         return [
@@ -117,7 +117,7 @@ class Complex:
         ]
 
     def call(self, op: str, *args: Arg, like: Any = None, shape: tuple[Size, ...] | None = None) -> Ref:
-        """A call, whose result is as the node's, or `like` another; real."""
+        """Add a call; its result is real, and like the node's, or `like` another value."""
         like = self.value if like is None else like
         shape = tuple(self.walk.size(n) for n in like.shape) if shape is None else shape
         return self.calls(op, args, (shape,), dtype_name(like))[0]
@@ -131,7 +131,7 @@ class Complex:
         return [Ref(name) for name in names]
 
     def parts(self, given: Any) -> Parts:
-        """Of a number, a node, or a list of them."""
+        """The parts of a number, a node, or a list of these."""
         import torch
 
         if isinstance(given, complex):
@@ -142,7 +142,7 @@ class Complex:
         return Parts(self.walk.arg(given), None)
 
     def pair(self, given: Any) -> tuple[Ref, Ref]:
-        """Of a node; a real one's imaginary part is zero."""
+        """Both parts of a node; a real node's imaginary part is zero."""
         re, im = self.parts(given)
         return cast("Ref", re), cast("Ref", im) if im is not None else self.zeros(given)
 
@@ -150,12 +150,12 @@ class Complex:
         return self.call("zeros_like", self.walk.arg(node), *[None] * 5, like=node.meta["val"])
 
     def side(self, given: Any, k: int) -> Arg:
-        """Part k of an argument, in a call that is of parts alone."""
+        """Part k of an argument, for a call on one kind of parts."""
         import torch
 
         match given:
             case list() | tuple():
-                several = cast("list[Any]", given)  # numbers in a list are extents, the same of both
+                several = cast("list[Any]", given)  # numbers in a list are extents, equal for both parts
                 return tuple(one if isinstance(one, int) else self.side(one, k) for one in several)
             case bool():
                 return given
@@ -171,7 +171,7 @@ class Complex:
                 return self.walk.arg(given)
 
     def both(self) -> Any:
-        """The same operator on both parts."""
+        """Apply the same operator to both parts."""
         op = str(self.node.target).removeprefix("aten.").removesuffix(".default")
         args, value = self.args, self.value
         if self.base in SAME:
@@ -219,7 +219,7 @@ class Complex:
         return Pair(re.name, (im[0] if len(im) == 1 else self.call("add.Tensor", *im, 1)).name)
 
     def added(self) -> Pair:
-        """Sums and differences: of parts, where both have them."""
+        """Add or subtract the parts that both operands have."""
         given: list[Any] = [*self.args, 1]
         x, y, times = given[:3]
         if isinstance(times, complex):
@@ -289,7 +289,7 @@ class Complex:
         return Pair(*(self.call("mul.Tensor", size, one).name for one in sides))
 
     def size(self) -> str:
-        """Whose gradient is zero where it is."""
+        """The absolute value, with gradient 0 where it is 0."""
         wide = (*(self.walk.size(n) for n in self.value.shape), 2)
         both = self.call("stack", self.pair(self.args[0]), -1, shape=wide)
         return self.call("linalg_vector_norm", both, 2.0, (-1,), False, None).name
@@ -323,7 +323,7 @@ class Complex:
         return re.name if im is None else Pair(re.name, im.name)  # type: ignore[union-attr]
 
     def transformed(self) -> Any:
-        """The last dimension first, from real numbers; last, to them."""
+        """Transform the last dimension first, if it begins with real numbers; last, if it ends with them."""
         x, dims, scale, *rest = self.args
         (re, im), shape = self.parts(x), [self.walk.size(n) for n in x.meta["val"].shape]
         dims = [d % len(shape) for d in dims]

@@ -1,5 +1,5 @@
-"""Dropouts that work in place: export writes them out, and here they are dropouts again. Noise that a module writes out
-itself is here what ATen draws."""
+"""Dropouts in place, which export writes out as several calls, become dropouts again. Noise that a module makes from
+uniform numbers becomes what ATen draws."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from convgen.spec.graph_edit import BERNOULLI, DROPOUT
 
 
 def in_place_dropouts(found: Sequence[Found]) -> list[Found]:
-    """The calls, with one dropout in the place of the four that nn.Dropout(p, inplace=True) is exported as.
+    """The calls, with one dropout in place of the four calls that nn.Dropout(p, inplace=True) is exported as.
 
         %e = empty_like(%x)
         %b = bernoulli.p(%e, 1 - p)
@@ -34,7 +34,7 @@ def in_place_dropouts(found: Sequence[Found]) -> list[Found]:
 
 
 def _kept(call: Call, made: Mapping[str, Call], read: Counter[str]) -> float | None:
-    """The share of values that a product keeps, if it is a dropout's."""
+    """The share of elements that a product keeps, if the product is a dropout's; else None."""
     if call.op != "mul.Tensor":
         return None
     scaled = _maker(call.args[1], "div.Scalar", made, read)
@@ -47,7 +47,7 @@ def _kept(call: Call, made: Mapping[str, Call], read: Counter[str]) -> float | N
 
 
 def written_noise(found: Sequence[Found]) -> list[Found]:
-    """The calls, with ones and zeros of a probability where rounded uniform numbers are (stochastic depth, as many have
+    """The calls, with draws of ones and zeros in place of rounded uniform numbers (stochastic depth, as many have
     written it since before `bernoulli_`).
 
         %u = rand(shape)                       %u = zeros(shape)
@@ -83,6 +83,6 @@ def _maker(arg: Arg, op: str, made: Mapping[str, Call], read: Counter[str]) -> C
 
 
 def _dropped(kept: float) -> float:
-    """The p that 1 - p was computed of, where a short number is."""
+    """The p from which 1 - p was computed, if a short number gives it."""
     short = round(1 - kept, 12)
     return short if 1 - short == kept else 1 - kept

@@ -1,4 +1,4 @@
-"""Example inputs of a module by the names of its forward's arguments, as torch.export wants them; and other calls."""
+"""Example inputs of a module, by the names of its forward's arguments, as torch.export takes them; and later calls."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ EMPTY: dict[Any, Any] = {inspect.Parameter.VAR_POSITIONAL: (), inspect.Parameter
 
 @dataclass(frozen=True)
 class Arguments:
-    """What calls of a module's forward take: the tensors of the example inputs, and of all else what was traced.
+    """What calls of a module's forward take: tensors like the example inputs'; all else as it was traced.
 
     Args:
-        name: of the module, for messages.
-        signature: of its forward, without annotations.
-        trees: of the arguments that the examples have, in the signature's order.
+        name: the module's, for messages.
+        signature: the forward's, without annotations.
+        trees: by argument that the examples have, its tree; in the signature's order.
     """
 
     name: str
@@ -39,10 +39,10 @@ class Arguments:
     trees: dict[str, Any]
 
     def tensors(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        """The tensors of a call by the names of the graph's inputs.
+        """The tensors of a call, by the names of the graph's inputs.
 
         Raises:
-            InputError: forward takes no such arguments; or one is not as it was traced.
+            InputError: forward takes no such arguments; or one differs from what was traced.
         """
         try:
             bound = self.signature.bind(*args, **keywords)
@@ -77,9 +77,9 @@ class Examples:
     """Arguments of a module's forward.
 
     Args:
-        values: what is no container, by name, in the order that export gives them to its program.
-        call: which arguments they are.
-        opened: of inputs, extents beside the number of samples that are known at run time only.
+        values: tensors and plain values by name, in the order in which export gives them to its program.
+        call: how they stand in a call.
+        opened: inputs' extents, beside the number of samples, that are known at run time only.
     """
 
     values: dict[str, Any]
@@ -104,7 +104,7 @@ class Examples:
 
     @property
     def letters(self) -> dict[str, dict[str, int]]:
-        """Of each input its open extents, the number of samples among them; none where that is all."""
+        """By input, its open extents, with the number of samples; none where that alone is open."""
         if not self.opened:
             return {}
         found = {name: {"N": 0} for name in self.open}
@@ -113,7 +113,7 @@ class Examples:
         return found
 
     def doubled(self) -> Examples:
-        """Each sample twice."""
+        """The examples with each sample twice."""
         import torch
 
         def twice(x: torch.Tensor) -> torch.Tensor:
@@ -122,11 +122,11 @@ class Examples:
         return replace(self, values=self.values | {k: twice(self.values[k]) for k in self.open})
 
     def with_values(self, given: Mapping[str, torch.Tensor]) -> Examples:
-        """With other tensors in the place of some."""
+        """The examples with other tensors in place of some."""
         return replace(self, values=self.values | dict(given))
 
     def of_sizes(self, sizes: Mapping[str, int], follows: Follows) -> Examples:
-        """Zeros of other sizes by letter, whose memory is taken when it is touched."""
+        """Zeros of other sizes, by letter; memory for them is taken when it is touched."""
         given: dict[str, torch.Tensor] = {}
         for name, dims in self.letters.items():
             shape = list(self.values[name].shape)
@@ -142,7 +142,7 @@ class Examples:
         return bound.args, bound.kwargs
 
     def dynamic_shapes(self) -> ShapesCollection:
-        """Which extents are open, in torch.export's own form."""
+        """The open extents in torch.export's own form."""
         from torch.export import Dim, ShapesCollection
 
         found = ShapesCollection()
@@ -152,13 +152,13 @@ class Examples:
 
 
 def examples_of(module: torch.nn.Module, inputs: Inputs, opened: Opened | None = None) -> Examples:
-    """The examples by the names of the arguments of `module.forward`.
+    """The examples, by the names of the arguments of `module.forward`.
 
     Args:
         inputs: the arguments in their order, by name, or both: a tuple or list, and a dict.
         opened: extents that are known at run time only.
     Raises:
-        InputError: they don't fit it, none is a tensor, or one is what can't be traced.
+        InputError: the inputs don't fit the forward, none of them is a tensor, or one can't be traced.
     """
     import torch
 
@@ -174,7 +174,7 @@ def examples_of(module: torch.nn.Module, inputs: Inputs, opened: Opened | None =
             return value
         _check_tensor(name, value)
         name = _free(name, values)
-        # Export takes one tensor given twice for one input.
+        # torch.export takes one tensor given twice for a single input.
         values[name] = _everywhere(value, *value.shape[:1]) if _is_one_number(value) else value.detach().clone()
         return Slot(name)
 
@@ -192,7 +192,7 @@ def examples_of(module: torch.nn.Module, inputs: Inputs, opened: Opened | None =
 
 
 def _is_one_number(x: torch.Tensor) -> bool:
-    """Whether it is a number expanded to all places, which takes no memory: an example of what no process holds."""
+    """Whether a tensor is one number expanded everywhere, which takes no memory: an example too large for a process."""
     return x.numel() > 1 and not any(x.stride())
 
 
@@ -201,7 +201,7 @@ def _everywhere(x: torch.Tensor, *samples: int) -> torch.Tensor:
 
 
 def _plain(signature: inspect.Signature) -> inspect.Signature:
-    """Without annotations, which need not be picklable."""
+    """The signature without annotations, which may not pickle."""
     parameters = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
     return signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty)
 
@@ -217,7 +217,7 @@ def _bound(signature: inspect.Signature, inputs: Any, name: str) -> inspect.Boun
             try:
                 return signature.bind(*cast("Sequence[Any]", args), **cast("dict[str, Any]", keywords))
             except TypeError:
-                pass  # two arguments, which are containers
+                pass  # it is two arguments, which are containers
     try:
         return signature.bind(**given) if isinstance(given, Mapping) else signature.bind(*given)
     except TypeError as error:

@@ -1,4 +1,4 @@
-"""Operators that would run whole, as smaller ones, where torch has them made of such."""
+"""Operators that would run whole, decomposed into smaller ones, where torch knows how."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from convgen.spec.graph import Graph
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-# Beside composite operators, whose gradients are those of their parts: linear ones, whose gradients can't differ.
+# Beside composite operators, whose gradients are those of their parts: linear ones, whose gradient can't differ either.
 LINEAR = frozenset(
     {
         "addbmm", "addmv", "affine_grid_generator", "block_diag", "count_nonzero", "diag_embed", "diagonal_scatter",
@@ -24,7 +24,7 @@ LINEAR = frozenset(
 
 
 def run_whole(graph: Graph) -> tuple[str, ...]:
-    """Operators of the calls that no row describes, a name a call."""
+    """Names of the operators that no row describes, one for each such call."""
     return tuple(graph.calls[n].op for n in describe(graph.at()).whole)
 
 

@@ -1,13 +1,13 @@
-"""Functions with gradients of their own (torch.autograd.Function) while a module is traced: torch.export records what
-they compute forward, and its derivative is not always what they say.
+"""Functions with gradients of their own (torch.autograd.Function), while a module is traced. torch.export records what
+they compute forward; the derivative of that is not always the gradient that they define.
 
-Each is tried beside the derivative, on random numbers. Where the two differ, and gradients are element by element, as
-those of rounding passed straight through are, the trace has
+Each function's gradient is compared with the derivative, on random numbers. Where they differ, and gradients are made
+element by element, as those of rounding that passes straight through, the trace has
 
     y + (x - x') d
 
-with d the gradient of one, and x', d and y detached: the same numbers, with that gradient. Others are refused.
-Checkpoints that enter autograd again are traced as what they compute.
+where d is the gradient that the function gives for ones, and x', d and y are detached: the same numbers, with that
+gradient. Others are refused. Checkpoints, which enter autograd again, are traced as what they compute.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 if TYPE_CHECKING:
     from torch import Tensor
 
-SCALES = ((1.0, 1.0), (0.1, 1e3), (10.0, 1e-3))  # of numbers that a function is tried on, and of gradients
+SCALES = ((1.0, 1.0), (0.1, 1e3), (10.0, 1e-3))  # of the numbers that a function is tried on, and of gradients
 
 
 class OwnGradient(Exception):
@@ -29,12 +29,12 @@ class OwnGradient(Exception):
 
 @contextmanager
 def written_gradients() -> Generator[None]:
-    """Calls of functions with gradients of their own are traced with these."""
+    """While this lasts, functions with gradients of their own are traced with these gradients."""
     import torch
 
     kind: Any = torch.autograd.function.FunctionMeta
 
-    # `apply` is compiled, and modules have it at hand from before; each call of it asks its class for `forward`.
+    # `apply` is compiled, and modules may hold it already; each call of it asks the class for `forward`.
     def asked(cls: Any, name: str) -> Any:
         found = type.__getattribute__(cls, name)
         return partial(_traced_forward, cls, found) if name == "forward" else found
@@ -47,7 +47,7 @@ def written_gradients() -> Generator[None]:
 
 
 def _traced_forward(cls: Any, forward: Callable[..., Any], *given: Any) -> Any:
-    """What a function computes, so that its trace has its gradients too."""
+    """What a function computes, traced so that its gradients are right too."""
     from torch.utils.checkpoint import CheckpointFunction
 
     args = given[1:] if _has_context(cls) else given
@@ -62,7 +62,7 @@ def _traced_forward(cls: Any, forward: Callable[..., Any], *given: Any) -> Any:
 
 
 def _has_context(cls: Any) -> bool:
-    """Whether forward takes the context first; else setup_context fills it."""
+    """Whether forward takes the context first; otherwise setup_context fills it."""
     import torch
 
     plain: Any = torch.autograd.function._SingleLevelFunction  # pyright: ignore[reportPrivateUsage]
@@ -70,7 +70,7 @@ def _has_context(cls: Any) -> bool:
 
 
 class _Context:
-    """What a function's forward and backward are given, without autograd."""
+    """The context that a function's forward and backward get, without autograd."""
 
     def __init__(self, wanted: Sequence[bool]) -> None:
         self.needs_input_grad = tuple(wanted)
@@ -119,26 +119,26 @@ def _written(cls: Any, forward: Callable[..., Any], args: Sequence[Any]) -> Any:
 
 
 def _kind(cls: Any, args: Sequence[Any]) -> str:
-    """Whether a function's gradients are the derivative of its forward, or one's times the one given, or neither."""
+    """Whether a function's gradients are its derivative, the given gradient times a factor, or neither."""
     import torch
     from torch.utils._python_dispatch import _disable_current_modes  # pyright: ignore[reportPrivateUsage]
 
     generator = torch.Generator().manual_seed(0)
     kinds: set[str] = set()
     functions: Any = torch._C.DisableTorchFunction  # pyright: ignore[reportPrivateUsage]
-    # Nothing that runs here is traced, gradients' mode neither.
+    # Nothing that runs here is traced, not even the mode of gradients.
     with _disable_current_modes(), functions(), cast("Any", torch.random).fork_rng(devices=()), torch.enable_grad():
         for scale, of_gradients in SCALES:
             given = [_numbers(x, scale, generator) for x in args]
             try:
                 kinds.add(_try(cls, given, of_gradients, generator))
-            except Exception:  # whatever it makes of such numbers
+            except Exception:  # whatever the function does with such numbers
                 return "neither"
     return next((k for k in ("neither", "elements") if k in kinds), "derivative")
 
 
 def _numbers(x: Any, scale: float, generator: Any) -> Any:
-    """Random ones in a traced tensor's place."""
+    """Random numbers in place of a traced tensor."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
 

@@ -1,8 +1,8 @@
-"""Running statistics of instance norms, which torch.export leaves out of what a module changes: written out here.
+"""Running statistics of instance norms, which torch.export forgets among a module's changes: they are written out here.
 
     running_mean <- (1 - momentum) running_mean + momentum mean_n(mean of sample n)
 
-and alike with unbiased variances, as ATen has it.
+and likewise with unbiased variances, as ATen computes them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def write_running_statistics(program: ExportedProgram) -> None:
-    """Adds to a traced program, not decomposed yet, what its instance norms change, in place."""
+    """Add, in place, the changes that instance norms make to a traced program that is not decomposed yet."""
     import torch
 
     aten = torch.ops.aten

@@ -1,10 +1,10 @@
-"""Elements that a mask picks, `y[m]`, of which how many there are depends on data: computed for all elements instead.
+"""Elements that a mask picks, `y[m]`, whose number depends on data: here all elements are computed instead.
 
     x[m] = 4 * y[m] + 1          index, mul, add, index_put         where(m, 4 * y' + 1, x)
     (y[m] ** 2).mean()           index, pow, mean                   where(m, y' ** 2, 0).sum() / m.sum()
 
-y' = where(m, y, 1): elements that nobody picked have a value that no function is asked for in the source, so that
-whatever is computed of them, NaN too, reaches neither a result nor a gradient.
+y' = where(m, y, 1): the source computes nothing from elements that the mask doesn't pick; here they are 1, and what is
+computed from them, even NaN, reaches neither a result nor a gradient.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 def compute_masked(program: ExportedProgram) -> None:
-    """Rewrites the program in place, as far as masks pick what is made element by element, put back by the same mask,
-    summed or averaged; what else they pick stays, and is refused later by its size."""
+    """Rewrite the program in place where elements that a mask picks are computed element by element, put back by the
+    same mask, summed or averaged. Other uses of masks stay, and are refused later for their size."""
     nodes: Any = program.graph_module.graph.nodes
     if any(n.op == "call_function" and _mask_of(n) is not None for n in nodes):
         _Masks(program).run()
@@ -31,7 +31,7 @@ def compute_masked(program: ExportedProgram) -> None:
 
 
 def _mask_of(node: Any) -> Any:
-    """The one mask by which a node picks or puts, where it covers x's first dimensions."""
+    """The single mask by which a node picks or puts elements, if it covers x's first dimensions; else None."""
     import torch
 
     aten: Any = torch.ops.aten
@@ -50,13 +50,13 @@ def _mask_of(node: Any) -> Any:
 
 
 class _Masks:
-    """One graph. `full`: of a node that has picked elements, the node of all of them and its mask."""
+    """One graph. `full`: by node with picked elements, the node with all elements, and its mask."""
 
     def __init__(self, program: ExportedProgram) -> None:
         self.program = program
         self.graph: Any = program.graph_module.graph
         self.full: dict[Any, tuple[Any, Any]] = {}
-        self.several: dict[Any, Any] = {}  # of a node that hands on what masks pick, what it is given
+        self.several: dict[Any, Any] = {}  # by node that hands on what masks pick, what it is given
         self.keys: dict[Any, int] = {}
         self.known: dict[Any, int] = {}
 
@@ -97,7 +97,7 @@ class _Masks:
         self.clean()
 
     def of_all(self, node: Any, args: Any, kwargs: Any) -> Any:
-        """The operator on all elements."""
+        """Apply the node's operator to all elements."""
         args, kwargs = mapped((args, kwargs), lambda x: self.full[x][0])
         return self.call(node, node.target, *args, **kwargs)
 
@@ -105,7 +105,7 @@ class _Masks:
         return call_beside(self.graph, like, target, *args, **kwargs)
 
     def wide(self, like: Any, m: Any, x: Any) -> Any:
-        """A mask of x's first dimensions, with ones for the others."""
+        """A mask of x's first dimensions, with dimensions of 1 for the others."""
         import torch
 
         for _ in range(x.meta["val"].dim() - m.meta["val"].dim()):
@@ -113,7 +113,7 @@ class _Masks:
         return m
 
     def chosen(self, like: Any, m: Any, x: Any, other: Any) -> Any:
-        """x where m is true, elsewhere a number, or the elements of a tensor."""
+        """x where m is true; elsewhere a number, or the elements of another tensor."""
         import torch
 
         aten: Any = torch.ops.aten
@@ -125,7 +125,7 @@ class _Masks:
         return self.chosen(node, m, x, 1)
 
     def of_one_mask(self, node: Any, picked: Sequence[Any]) -> bool:
-        """Whether a node reads elements that one mask picks, and numbers."""
+        """Whether a node reads only numbers and elements that one mask picks."""
         if any(x not in picked for x in node.all_input_nodes):
             return False
         masks, dims = {self.key(self.full[x][1]) for x in picked}, {x.meta["val"].dim() for x in picked}
@@ -142,7 +142,7 @@ class _Masks:
             replace_by(self.program, node, self.chosen(node, m, full, x))
 
     def loss(self, node: Any, picked: Sequence[Any]) -> None:
-        """A loss of elements, their mean or sum."""
+        """Rewrite a loss of picked elements: each, their mean or their sum."""
         op = node.target._schema
         place = BY_ELEMENT[op.name.removeprefix("aten::")]
         args = [*node.args, *(node.kwargs.get(a.name, a.default_value) for a in op.arguments[len(node.args) :])]
@@ -166,7 +166,7 @@ class _Masks:
             replace_by(self.program, node, total)
 
     def key(self, node: Any) -> int:
-        """Equal for nodes that compute the same of the same."""
+        """A number that is equal for nodes that compute the same from the same."""
         import torch
 
         if node not in self.keys:
@@ -180,10 +180,10 @@ class _Masks:
         return self.keys[node]
 
     def clean(self) -> None:
-        """Drops what nobody reads now: sizes by data, and that they are neither less than 0 nor more than all."""
+        """Drop nodes that nobody reads now: sizes that depend on data, and checks of their bounds."""
         import torch
 
-        sizes: dict[Any, Any] = {}  # with their masks
+        sizes: dict[Any, Any] = {}  # by node of a size, the mask
         for node in list(self.graph.nodes):
             if node.target is torch.ops.aten.sym_size.int and node.args[0] in self.full:
                 sizes[node] = self.full[node.args[0]][1]

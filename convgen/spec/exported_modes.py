@@ -1,7 +1,8 @@
 """Whether a module's two modes are one graph, as torch.export traces them, before anything is decomposed.
 
-Decomposing takes several times as long as tracing: where the programs agree node by node, but for flags of batch norms,
-dropouts and recurrent layers and for the counts of batches, evaluation needs none. Where they don't, nothing is known.
+Decomposing takes several times as long as tracing. If the programs agree node by node, but for flags of batch norms,
+dropouts and recurrent layers and for counts of batches, evaluation need not be decomposed. If they don't, nothing is
+known.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ if TYPE_CHECKING:
 DROPOUTS = ("aten.dropout.default", "aten.dropout_.default")  # (x, p, train)
 RECURRENT = tuple(f"aten.{op}" for op in graph_edit.RECURRENT)
 BATCH_NORM = "aten.batch_norm.default"  # (x, weight, bias, mean, variance, training, ...)
-COUNT = "aten.add_.Tensor"  # of the batches so far, which no one reads
+COUNT = "aten.add_.Tensor"  # adds to the number of batches so far, which nothing reads
 
 
 def same_but_for_flags(training: ExportedProgram, evaluation: ExportedProgram) -> bool:
-    """Whether the program of training with its flags off is that of evaluation; if unsure, not."""
+    """Whether the program of training, with its flags off, is that of evaluation; False if that is unsure."""
     import torch
 
     inputs = [[(s.kind, s.target) for s in p.graph_signature.input_specs] for p in (training, evaluation)]
@@ -56,7 +57,7 @@ def _counts(node: Any) -> bool:
 
 
 def _same(a: Any, b: Any, twin: Mapping[Any, Any]) -> bool:
-    """A node of training and its place's of evaluation."""
+    """Whether a node of training and the node of evaluation in its place are the same."""
     if a.op != b.op or a.op not in ("placeholder", "call_function", "output") or str(a.target) != str(b.target):
         return False
     if _map(a.kwargs, twin) != b.kwargs:

@@ -1,4 +1,4 @@
-"""Names of results: after the module where a module makes one value, else after the operator."""
+"""Names of results: a module's path, where the module makes one value; else the operator's name."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def result_names(
     updates: Sequence[tuple[str, str]],
     taken: Iterable[str],
 ) -> dict[str, str]:
-    """A name for every result, by the one that it has.
+    """A new name for every result, by its present name.
 
     Args:
-        calls: with the visit of the module that each belongs to.
-        leaves: paths of modules without modules of their own, which alone may give values their name.
+        calls: each with the visit of the module that it belongs to.
+        leaves: paths of modules without children, which alone may give values their name.
         outputs: values that are the graph's results.
         updates: (buffer, value that it becomes).
-        taken: names that are others'.
+        taken: names that are used already.
     """
     live = pruned([call for call, _ in calls], outputs)
     visits = Counter(visit for kept, (_, visit) in zip(live, calls, strict=True) if kept is not None)

@@ -1,7 +1,8 @@
-"""Regions without gradients (torch.no_grad): torch.export wraps each, and decomposing forgets what the wrapping says.
+"""Regions without gradients (torch.no_grad): torch.export wraps each one, and decomposing drops the wrapping.
 
-What a region reads is detached before, so that nothing it makes has a gradient, new values of buffers included. A
-region that changes what is no buffer and not its own keeps that one's gradient in eager PyTorch: it isn't known here.
+Values that a region reads are detached before it, so that nothing it makes has a gradient, new values of buffers
+included. In eager PyTorch, a region that changes a tensor that is neither a buffer nor its own keeps that tensor's
+gradient; detached, it would lose it, and `detach_regions` gives False.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ REGION = "wrap_with_set_grad_enabled"  # (enabled, the region's graph, what it r
 
 
 def detach_regions(program: ExportedProgram) -> bool:
-    """Detaches what regions without gradients read, in place; False if there is one that this is not right for."""
+    """Detach what regions without gradients read, in place; gives False if that is not right for one of them."""
     import torch
 
     graph: Any = program.graph_module
@@ -40,9 +41,9 @@ def detach_regions(program: ExportedProgram) -> bool:
 
 
 def _keeps(graph: Any, buffers: list[bool]) -> bool:
-    """Whether a region changes buffers and what it made itself, and nothing else."""
+    """Whether a region changes only buffers and values that it has made itself."""
     places = iter(buffers)
-    own: set[Any] = set()  # and buffers
+    own: set[Any] = set()  # values that the region made, and buffers
     for node in graph.nodes:
         if node.op == "placeholder":
             if next(places):

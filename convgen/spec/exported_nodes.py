@@ -1,4 +1,4 @@
-"""Nodes of an exported program that are written beside others."""
+"""Nodes added to an exported program beside others."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 
 def mapped(args: Any, of: Callable[[Any], Any]) -> Any:
-    """Arguments with what `of` makes of nodes among them."""
+    """Arguments with `of` applied to the nodes among them."""
     fx: Any = import_module("torch.fx.node")
     return fx.map_arg(args, of)
 
 
 def call_beside(graph: Any, like: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
-    """A call of an operator where the graph inserts, of `like`'s module."""
+    """A call of an operator at the place where the graph inserts, in `like`'s module."""
     import torch
 
     node = graph.call_function(target, args, kwargs)
@@ -26,7 +26,7 @@ def call_beside(graph: Any, like: Any, target: Any, *args: Any, **kwargs: Any) -
 
 
 def is_float(x: Any) -> bool:
-    """Whether an argument is a node of a tensor of floats."""
+    """Whether an argument is a node with a floating-point tensor."""
     import torch
 
     value = getattr(x, "meta", {}).get("val")
@@ -34,7 +34,7 @@ def is_float(x: Any) -> bool:
 
 
 def put_between(graph: Any, x: Any, node: Any, target: Any, *more: Any) -> None:
-    """A call of an operator that keeps shapes and types, of what a node reads."""
+    """Put a call that keeps shape and type between a value and a node that reads it."""
     with graph.inserting_before(node):
         one = graph.call_function(target, (x, *more))
     one.meta = dict(x.meta)
@@ -42,6 +42,6 @@ def put_between(graph: Any, x: Any, node: Any, target: Any, *more: Any) -> None:
 
 
 def replace_by(program: Any, node: Any, by: Any) -> None:
-    """Of a program, among its results too."""
+    """Replace a node everywhere in a program, also among its results."""
     node.replace_all_uses_with(by)
     program.graph_signature.replace_all_uses(node.name, by.name)

@@ -1,4 +1,4 @@
-"""What draws random numbers otherwise than `rand` and `randn`, written with these: of the same distributions.
+"""Operators that draw random numbers, written with `rand` and `randn`: of the same distributions.
 
 normal, normal_, Normal.rsample     mean + std * randn
 uniform_                            low + (high - low) * rand
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def write_noise(program: ExportedProgram) -> None:
-    """Rewrites the program in place; what else draws stays, and is refused later."""
+    """Rewrite the program in place; other operators that draw stay, and are refused later."""
     import torch
 
     graph: Any = program.graph_module.graph
@@ -43,7 +43,7 @@ def write_noise(program: ExportedProgram) -> None:
 
 
 class _Beside:
-    """Operators in the place of a node."""
+    """Adds operators in place of a node."""
 
     def __init__(self, graph: Any, node: Any) -> None:
         self.graph, self.node = graph, node
@@ -56,7 +56,7 @@ class _Beside:
         return call_beside(self.graph, self.node, target, *args, **kwargs)
 
     def noise(self, name: str, like: Any) -> Any:
-        """Of a tensor's shape."""
+        """Noise of a tensor's shape."""
         return self(f"{name}_like", like)
 
     def sized(self, name: str, given: dict[str, Any], dtype: Any) -> Any:
@@ -64,7 +64,7 @@ class _Beside:
 
 
 def _normal(at: _Beside, given: dict[str, Any]) -> Any:
-    """Of a mean and a deviation, tensors or numbers: gradients reach neither."""
+    """Normal noise with a mean and a deviation, tensors or numbers; no gradient reaches either."""
     import torch
 
     mean, std, made = given["mean"], given["std"], at.node.meta["val"]
@@ -92,7 +92,7 @@ def _uniform(at: _Beside, given: dict[str, Any]) -> Any:
 def _exponential(at: _Beside, given: dict[str, Any]) -> Any:
     import torch
 
-    least = torch.finfo(at.node.meta["val"].dtype).eps / 2  # as torch has it: none is 0
+    least = torch.finfo(at.node.meta["val"].dtype).eps / 2  # torch's own bound, so that none is 0
     u = at.noise("rand", given["self"])
     e = at("clamp_min", at("neg", at("log", at("rsub.Scalar", u, 1))), least)
     return e if given["lambd"] == 1 else at("div.Tensor", e, given["lambd"])

@@ -1,7 +1,7 @@
-"""A module run as it stands, where torch.export can't trace it: whether it fails by itself, and numbers that it holds.
+"""A run of a module as it stands, where torch.export can't trace it: does it fail itself, and which numbers it holds.
 
-An integer buffer that no state dict has and no call changes (the stride of a padding, say) is one of a module's
-settings: sizes may depend on it.
+An integer buffer that is in no state dict, and that no call changes, such as the stride of a padding, is a setting of a
+module: sizes may depend on it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Ran:
-    """What came of a call.
+    """The outcome of a call.
 
     Attributes:
-        error: that the module raised, if any.
+        error: the error that the module raised, if any.
         numbers: names of buffers that are settings, if it raised none.
         result: what the call gave.
     """
@@ -33,13 +33,13 @@ class Ran:
 
 
 def run_as_it_stands(module: nn.Module, args: Sequence[Any], keywords: dict[str, Any]) -> Ran:
-    """Calls a copy of the module; nothing of it where there can be none."""
+    """Call a copy of the module; gives an empty outcome where it can't be copied."""
     import torch
 
     random: Any = torch.random
     try:
         other = copy.deepcopy(module)
-    except Exception:  # whatever a copy wants that the module doesn't have
+    except Exception:  # whatever a copy needs that the module lacks
         return Ran()
     kept = {name for name, _ in other.named_buffers()} - other.state_dict().keys()
     held = {
@@ -51,9 +51,9 @@ def run_as_it_stands(module: nn.Module, args: Sequence[Any], keywords: dict[str,
         try:
             result = other(*args, **keywords)
         except Exception as error:
-            left = "FakeTensor" in str(error)  # by tracing, in what the module keeps: not its own
+            left = "FakeTensor" in str(error)  # left in the module by tracing: not its own error
             return Ran(None if left else error)
-        with suppress(Exception):  # what the other mode changes is no setting either
+        with suppress(Exception):  # a buffer that the other mode changes is no setting either
             other.train(not module.training)(*args, **keywords)
     after = dict(other.named_buffers())
     numbers = tuple(n for n, (b, v) in held.items() if after.get(n) is b and b._version == v)
@@ -62,8 +62,7 @@ def run_as_it_stands(module: nn.Module, args: Sequence[Any], keywords: dict[str,
 
 @contextmanager
 def as_settings(module: nn.Module, numbers: Sequence[str]) -> Generator[None]:
-    """These buffers are numbers while the module is traced: each reading makes a tensor of its own, whose value
-    torch.export knows."""
+    """While a module is traced these buffers are numbers: a read makes a new tensor of a value that export knows."""
     whole: Any = module
     found: dict[int, tuple[Any, dict[str, torch.Tensor]]] = {}
     for name in numbers:

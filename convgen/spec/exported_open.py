@@ -1,7 +1,7 @@
-"""Extents that stay open in an exported program: which symbols are which letters, and what they have to fulfil.
+"""Extents that stay open in an exported program: each symbol's letter, and the conditions that sizes must fulfil.
 
-`torch.export` notes a guard for each decision that a module took by a size. Those on values stay as conditions of the
-graph: for other sizes the module computes something else. Those that hold but for small sizes are most often torch's
+`torch.export` notes a guard for each decision that a module takes by a size. Guards on values stay as conditions of the
+graph: at other sizes the module computes something else. Guards that fail only at small sizes are most often torch's
 own, of memory and of broadcasting along an extent of 1: a trial tells whether they matter (exported_trial.py).
 """
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     import torch
     from torch.export import ExportedProgram
 
-Opened = Mapping[str, Mapping[str, int]]  # by input, by letter the number of the dimension
-Follows = dict[str, dict[int, Callable[[Mapping[str, int]], Any]]]  # by input, by dimension, from sizes of letters
-FOLLOWS = "+"  # how the place of a letter begins where an extent follows from letters of other inputs
-PROBES = (*range(2, 17), 31, 64, 97, 1021, 65536)  # numbers of samples for which conditions must hold
-LARGE = 256  # what holds from here on fails at small sizes alone
+Opened = Mapping[str, Mapping[str, int]]  # by input: by letter, the number of the dimension
+Follows = dict[str, dict[int, Callable[[Mapping[str, int]], Any]]]  # by input, by dimension: its extent from letters
+FOLLOWS = "+"  # begins the letter of an extent that follows from letters of other inputs
+PROBES = (*range(2, 17), 31, 64, 97, 1021, 65536)  # numbers of samples at which conditions must hold
+LARGE = 256  # a guard that holds from here on fails only at small sizes
 TRIED = (*range(LARGE, LARGE + 64), 509, 1021, 4099)
 
 
 class Small(NamedTuple):
-    """A guard that holds for all sizes but small ones: its text, its letters, and whether it holds."""
+    """A guard that fails only at small sizes: its text, its letters, and a function that says whether it holds."""
 
     said: str
     letters: tuple[str, ...]
@@ -43,14 +43,14 @@ class Small(NamedTuple):
 
 @dataclass
 class Symbols:
-    """Of an exported program.
+    """The symbols of an exported program.
 
     Attributes:
-        letters: by symbol.
-        sizes: by letter other than N, the example's.
-        conditions: of sizes.
-        small: guards that hold for all sizes but small ones.
-        follows: of inputs, by dimension, extents that follow from letters.
+        letters: by symbol, its letter.
+        sizes: by letter other than N, its size in the example.
+        conditions: on sizes.
+        small: guards that fail only at small sizes.
+        follows: by input, by dimension, extents that follow from letters.
     """
 
     letters: dict[Any, str] = field(default_factory=dict[Any, str])
@@ -61,7 +61,7 @@ class Symbols:
 
 
 def check_opened(opened: Opened, tensors: Mapping[str, torch.Tensor], name: str) -> None:
-    """Refuse what can't be open: other names, letters, dimensions, and examples of extents 0 and 1."""
+    """Refuse extents that can't be open: of unknown names, letters or dimensions, or 0 or 1 in the example."""
     sizes: dict[str, tuple[int, str]] = {}
     for argument, dims in opened.items():
         if argument not in tensors:
@@ -115,10 +115,10 @@ def samples_of(program: ExportedProgram, opened: Mapping[str, torch.Tensor]) -> 
 
 
 def symbols_of(program: ExportedProgram, inputs: Mapping[str, torch.Tensor], opened: Opened, name: str) -> Symbols:
-    """Symbols of all open extents, and the conditions on them.
+    """The symbols of all open extents, and the conditions on them.
 
     Args:
-        opened: of each input its letters, N among them.
+        opened: by input, its letters, N among them.
     Raises:
         InputError: an extent is fixed by the way it is used, or a guard is no condition of letters.
     """
@@ -184,7 +184,7 @@ def _always(n: int) -> Callable[[Mapping[str, int]], Any]:
 
 
 def _tried(letters: Sequence[str]) -> Iterator[dict[str, int]]:
-    """Large sizes: all of one letter, of several 2000 that are drawn, and each moved alone."""
+    """Large sizes: all letters equal; with several letters each varied alone, and 2000 random ones."""
     draw = Random(0)
     for size in TRIED:
         yield dict.fromkeys(letters, size)
@@ -196,7 +196,7 @@ def _tried(letters: Sequence[str]) -> Iterator[dict[str, int]]:
 
 
 def _without_faults(holds: Callable[[Mapping[str, int]], Any]) -> Callable[[Mapping[str, int]], bool]:
-    """What divides by zero doesn't hold."""
+    """A guard that does not hold where it divides by zero."""
 
     def of(sizes: Mapping[str, int]) -> bool:
         try:
@@ -208,7 +208,7 @@ def _without_faults(holds: Callable[[Mapping[str, int]], Any]) -> Callable[[Mapp
 
 
 def guards_of(size: Any) -> dict[str, Any]:
-    """Guards by their texts, as said before symbols that are equal became one."""
+    """Guards by their text, which is from before equal symbols became one."""
     env = size.node.shape_env
     return {str(guard.expr): guard.expr.subs(env.replacements) for guard in env.guards}
 
@@ -224,10 +224,10 @@ _MANY: dict[str, Callable[[Iterable[Any]], Any]] = {
 
 
 def evaluated(e: Any, names: Mapping[Any, str]) -> Callable[[Mapping[str, int]], Any] | None:
-    """What a guard is for sizes of letters; None where it has something else in it than arithmetic.
+    """A guard as a function of letters' sizes; None where it has anything but arithmetic in it.
 
     Args:
-        names: by symbol its letter.
+        names: by symbol, its letter.
     """
     kind = type(e).__name__
     if e.is_Symbol:

@@ -1,7 +1,7 @@
-"""Recurrent layers while a module is traced: torch makes their shapes of every step, here of the first alone.
+"""Recurrent layers while a module is traced: torch finds their shapes from every step, here from the first step alone.
 
-What torch.export records is one call a layer, whatever its steps are; made of a few calls a step on tensors without
-values, as torch does it, two dozen layers of 32 steps take a minute.
+torch.export records one call for a layer, however many steps it has. To find its shapes torch makes a few calls for
+each step, on tensors without values: two dozen layers of 32 steps take a minute.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LAYERS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 @contextmanager
 def first_steps() -> Generator[None]:
-    """Shapes of recurrent layers of fake tensors from their first step; of tensors with values as ever."""
+    """Fake tensors go through the first step of recurrent layers only; tensors with values as ever."""
     import torch
 
     decompositions: dict[Any, Any] = cast("Any", import_module("torch._decomp")).decomposition_table
@@ -41,7 +41,7 @@ def first_steps() -> Generator[None]:
 
 def _of_first_step(kernel: Any) -> Any:
     """kernel(x, hidden, parameters, has_biases, layers, dropout, train, bidirectional, batch_first)."""
-    if not callable(kernel):  # the name of another key
+    if not callable(kernel):  # it is the name of another key
         return kernel
     run: Callable[..., Any] = kernel
 

@@ -1,4 +1,4 @@
-"""What is said of a module that torch.export can't trace: what it does there, where, and what would work instead."""
+"""Errors about a module that torch.export can't trace: what it does there, where, and what would work instead."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from convgen.errors import InputError, Note
 from convgen.spec.places import Place, place_in, place_of
 from convgen.spec.text import one_line
 
-GRAPH = "partial_fx_graph"  # of an error: what torch prints of it, up to thousands of lines
+GRAPH = "partial_fx_graph"  # the attribute of an error that torch prints, up to thousands of lines
 TALKERS = ("torch.fx.experimental.symbolic_shapes", "torch.export._trace")
 DATA = "depends on the values of a tensor"
 
-# By what stands in the line: what depends on data there, and what would work. The first that is found.
+# By a pattern in the line: what depends on data there, and what would work. The first match counts.
 _BRANCH = "torch.where(condition, a, b), which computes both"
 _READ = "a tensor in its place: x * y.mean() for x * y.mean().item()"
 _STEPS = "a fixed number of steps, each with torch.where(condition, new, old)"
@@ -34,10 +34,10 @@ _ELSE = "no control flow that depends on data; torch.export's documentation has 
 
 
 def untraced(name: str, error: Exception, root: Any) -> InputError:
-    """What is said where torch.export raised.
+    """The error where torch.export raised one.
 
     Args:
-        name: of the network.
+        name: the network's.
         root: the nn.Module that was traced.
     """
     place = place_of(error, root=root)
@@ -55,7 +55,7 @@ def untraced(name: str, error: Exception, root: Any) -> InputError:
 
 
 def unfixed(name: str, why: str, place: Place | None) -> InputError:
-    """What is said where a size or an argument of the traced program is known at run time only."""
+    """The error where a size or an argument of the traced program is known at run time only."""
     hint = "sizes known in advance"
     if DATA in why:
         hint = _depends(place.code)[1] if place is not None and "size" not in why else _SIZE
@@ -63,14 +63,14 @@ def unfixed(name: str, why: str, place: Place | None) -> InputError:
 
 
 def failed(name: str, error: Exception, root: Any) -> InputError:
-    """What is said where the module itself fails on the example inputs."""
+    """The error where the module itself fails on the example inputs."""
     place = place_of(error, root=root)
     fact = f"{name} fails on these inputs: {first_line(error)}"
     return InputError(fact, notes=place.notes if place is not None else (), hint="inputs that the module takes")
 
 
 def place_of_node(node: Any, module: str, kind: str) -> Place | None:
-    """Where in the source a node of an exported program is made."""
+    """The line of source that made a node of an exported program."""
     return place_in(str(node.meta.get("stack_trace") or ""), module, kind)
 
 
@@ -80,10 +80,10 @@ def first_line(error: Exception) -> str:
 
 
 def _depends(code: str, *, of_number: bool = False) -> tuple[str, str]:
-    """What of a line depends on data, and what would work.
+    """What depends on data in a line of source, and what would work instead.
 
     Args:
-        of_number: torch wanted an integer there, which no branch wants.
+        of_number: whether torch wanted an integer there, as no branch does.
     """
     cases = [(what, hint) for pattern, what, hint in _CASES if re.search(pattern, code)]
     return next((one for one in cases if not (of_number and one[1] == _BRANCH)), ("what it does", _ELSE))
@@ -91,7 +91,7 @@ def _depends(code: str, *, of_number: bool = False) -> tuple[str, str]:
 
 @contextmanager
 def without_graphs() -> Generator[None]:
-    """torch says nothing of its own beside the error that it raises; what the module writes is still written."""
+    """torch prints nothing beside the error that it raises; the module's own output is still printed."""
     loggers = [logging.getLogger(name) for name in TALKERS]
     levels = [one.level for one in loggers]
     graph, heard = "", io.StringIO()

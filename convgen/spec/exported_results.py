@@ -1,4 +1,4 @@
-"""What an exported program gives: outputs by name, in which containers, and new values of buffers."""
+"""Results of an exported program: outputs by name, the containers that they stand in, and new values of buffers."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 def results_of(
     program: ExportedProgram, known: Mapping[str, str], state: State, name: str
 ) -> tuple[dict[str, str], Any, dict[str, str]]:
-    """Values by the names of outputs; the tree of outputs, whose slots are their numbers; and what buffers become, by
-    buffer.
+    """By an output's name, its value; the tree of outputs, whose slots have their numbers; and by buffer, the value
+    that it becomes.
 
     Args:
-        known: values by the program's nodes.
-        name: of the module, for messages.
+        known: by the program's node, the value.
+        name: the module's, for messages.
     Raises:
         InputError: the module changes what it may not, or gives complex numbers.
         FixedError: it gives a number that depends on the number of samples.
@@ -68,7 +68,7 @@ def _real(known: Any, name: str) -> str:
 
 
 def other_names(outputs: Mapping[str, str], others: Collection[str]) -> dict[str, str]:
-    """Outputs that are called as inputs are, as `sample` often is, or as parameters, with another name."""
+    """Outputs, with new names for those that have an input's name, as `sample` often is, or a parameter's."""
     found: dict[str, str] = {}
     for name, value in outputs.items():
         other = name

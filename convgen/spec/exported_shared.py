@@ -1,7 +1,8 @@
-"""Names of parameters and buffers that torch.export can trace with, and not decompose with: put right between the two.
+"""Names of parameters and buffers with which torch.export can trace but not decompose: they are mended between the two.
 
-A module that is held under several names has placeholders for each, though one alone is read; where what they share is
-changed, as running statistics are, no program can be decomposed. And a buffer may be called what a graph's module has.
+A module that is held under several names has placeholders for each name, though only one is read. Where such a buffer
+is changed, as running statistics are, no program can be decomposed. And a buffer may have a name that torch's graph
+modules use themselves.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def drop_other_names(program: ExportedProgram) -> None:
-    """Leaves out of a traced program, in place, buffers and parameters that nothing reads and that others are, too."""
+    """Drop from a traced program, in place, unread parameters and buffers that are read under another name."""
     signature: Any = program.graph_signature
     graph: Any = program.graph_module.graph
     nodes = {node.name: node for node in graph.nodes if node.op == "placeholder"}
@@ -29,8 +30,7 @@ def drop_other_names(program: ExportedProgram) -> None:
 
 
 def rename_those_of_graphs(program: ExportedProgram) -> dict[str, str]:
-    """Other names, in place, for parameters and buffers called as what torch's modules of graphs have: the old ones by
-    the new."""
+    """Rename, in place, parameters and buffers whose names torch's graph modules use; gives old names by new ones."""
     import torch
 
     signature: Any = program.graph_signature

@@ -1,8 +1,9 @@
 """Conditions of sizes on whose other side a module computes the same.
 
-A module may ask for a size and compute alike whatever the answer: diffusers' decoders make a batch of 64 samples
-contiguous. torch.export keeps each such question as a guard. So the module is traced on the other side of the bound, on
-tensors whose memory is never touched. Where the graph is the same and asks for nothing that is new, the condition goes.
+A module may ask for a size and compute the same whatever the answer: diffusers' decoders make a batch of 64 samples
+contiguous. torch.export keeps each such question as a guard. So the module is traced on the other side of the bound
+too, on tensors whose memory is never touched. If the graph is the same and asks for nothing new, the condition is
+dropped.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from typing import NamedTuple
 from convgen.errors import InputError
 from convgen.spec.extents import Condition
 
-BOUNDS = ("<", "<=", ">", ">=")  # what a multiple of letters, or a share, violates at last
-MOST = 1 << 22  # samples times rows that are tried: a bound beyond, as of 2**31 elements, binds nobody
-STEPS = 64
+BOUNDS = ("<", "<=", ">", ">=")  # signs of conditions that large enough, or small enough, sizes violate
+MOST = 1 << 22  # samples times rows that are tried: a bound beyond, as of 2**31 elements, matters to nobody
+STEPS = 64  # moves towards the other side that are tried
 
 
 class Side(NamedTuple):
-    """A trace at other sizes: whether the graph is that of the example's, and the conditions under which it holds."""
+    """A trace at other sizes: whether its graph is the example's, and the conditions under which it holds."""
 
     alike: bool
     conditions: Sequence[Condition]
@@ -29,11 +30,11 @@ class Side(NamedTuple):
 def needless(
     conditions: Sequence[Condition], own: Mapping[str, int], trace: Callable[[Mapping[str, int]], Side]
 ) -> list[Condition]:
-    """Those of the conditions on whose other side the module computes the same.
+    """The conditions on whose other side the module computes the same.
 
     Args:
-        own: the example's sizes, for which all conditions hold.
-        trace: the module at sizes. What it raises keeps a condition: InputError, RuntimeError or MemoryError.
+        own: the example's sizes, at which all conditions hold.
+        trace: traces the module at sizes. InputError, RuntimeError or MemoryError from it keep a condition.
     """
 
     seen: dict[tuple[int, ...], bool] = {}
@@ -46,7 +47,7 @@ def needless(
         return side.alike and all(c in conditions or not c.holds(own) for c in side.conditions)
 
     def same(broken: Sequence[Condition], more: Sequence[Condition] = ()) -> bool:
-        """At sizes at which these conditions fail, and of the others none but perhaps some of `more`."""
+        """Trace where these conditions fail and no others, but for some of `more`; gives whether the graph is alike."""
         at = _beyond(broken, [c for c in conditions if c not in broken and c not in more], own)
         if at is None:
             return False
@@ -63,8 +64,7 @@ def needless(
 
 
 def _beyond(broken: Sequence[Condition], others: Sequence[Condition], own: Mapping[str, int]) -> dict[str, int] | None:
-    """Sizes at which these conditions fail and the others hold, in multiples of the example's; None where there are
-    none near."""
+    """Sizes at which these conditions fail and the others hold, in multiples of the example's; None: none is near."""
     at = dict(own)
     for _ in range(STEPS):
         left = [c for c in broken if c.holds(at)]
@@ -80,9 +80,9 @@ def _beyond(broken: Sequence[Condition], others: Sequence[Condition], own: Mappi
 
 
 def _moved(at: Mapping[str, int], own: Mapping[str, int], towards: Condition) -> Iterator[dict[str, int]]:
-    """Of one letter twice as many, or half; where the condition fails then, as near to the bound as it does.
+    """Sizes with one letter doubled, or halved; if the condition fails then, as near to its bound as it still fails.
 
-    The least letter grows, or the largest shrinks, first.
+    The smallest letter is doubled first, or the largest halved.
     """
     grow = towards.sign in ("<", "<=")
     for a in sorted(towards.letters, key=lambda a: at[a] if grow else -at[a]):

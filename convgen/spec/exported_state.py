@@ -25,9 +25,9 @@ class State:
 
     Args:
         tensors: by canonical name, the first of a tensor's names.
-        canonical: of every name.
+        canonical: by every name, the canonical one.
         hidden: names of buffers that no state dict holds.
-        traced: names that a traced program has another one for, by that.
+        traced: by name in a traced program that renames it, the module's own name.
     """
 
     parameters: tuple[Value, ...]
@@ -38,7 +38,7 @@ class State:
     traced: dict[str, str] = field(default_factory=dict[str, str])
 
     def of_traced(self, name: str) -> str:
-        """The canonical name of what a traced program calls so."""
+        """The canonical name of a parameter or buffer, by its name in a traced program."""
         return self.canonical[self.traced.get(name, name)]
 
     @property
@@ -51,7 +51,7 @@ def state_of(module: torch.nn.Module) -> State:
     """The parameters and buffers of a module.
 
     Raises:
-        InputError: one has values of a type that graphs don't, or none yet (a lazy module).
+        InputError: one has a type that graphs lack, or no values yet (a lazy module).
     """
     by_id: dict[int, str] = {}
     canonical: dict[str, str] = {}
@@ -97,11 +97,11 @@ def _value(module: torch.nn.Module, name: str, tensor: torch.Tensor) -> Value:
     return Value(name=name, shape=shape, dtype=dtype, init=init, frozen=frozen, pairs=pairs, owner=kind)
 
 
-MOST = 64  # elements of an attribute that is kept
+MOST = 64  # elements that an attribute may have to be kept
 
 
 def class_of_torch(owner: Any, lists: tuple[str, ...] = ()) -> str:
-    """The class of torch.nn that a module is of; of containers these."""
+    """The name of the class of torch.nn that a module has; for containers only if it is in `lists`."""
     import torch
 
     for kind in type(owner).__mro__:
@@ -113,14 +113,14 @@ def class_of_torch(owner: Any, lists: tuple[str, ...] = ()) -> str:
 
 
 def modules_of(module: torch.nn.Module) -> tuple[Module, ...]:
-    """A module and all inside of it, each before its children, with plain attributes of those of torch.nn's classes."""
+    """A module and all modules in it, each before its children; those of torch.nn's classes with plain attributes."""
     first: dict[int, str] = {}
     found: list[Module] = []
     same: set[str] = set()
     whole: Any = module
     for path, one in whole.named_modules(remove_duplicate=False):
         inside = any(path.startswith(f"{other}.") for other in same)
-        if inside:  # of what is the same as another
+        if inside:  # the same as what has been listed under another path
             continue
         if id(one) in first:
             same.add(path)
@@ -142,7 +142,7 @@ def _is_plain(value: object) -> TypeGuard[Arg]:
 
 
 def as_pairs(tensor: torch.Tensor) -> torch.Tensor:
-    """A complex tensor with a last dimension of real and imaginary part; any other as it is."""
+    """A complex tensor with a last dimension for real and imaginary part; any other tensor as it is."""
     import torch
 
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
@@ -153,7 +153,7 @@ def dtype_name(tensor: torch.Tensor) -> str:
 
 
 def initialisation(owner: Any, leaf: str) -> str:
-    """How torch initialises an entry of one of its own modules; `given` where it can't be said in a word.
+    """How torch initialises an entry of one of its own modules; `given` where no word says it.
 
     Source:
         `reset_parameters` of each module of torch.nn; fan_in is `nn.init._calculate_fan_in_and_fan_out`'s.
@@ -164,7 +164,7 @@ def initialisation(owner: Any, leaf: str) -> str:
     if kind.startswith(_NORMS):
         return ({"weight": "ones", "bias": "zeros"} | _STATISTICS).get(leaf, GIVEN)
     if kind == "NonDynamicallyQuantizableLinear" and leaf == "bias":
-        return "zeros"  # of nn.MultiheadAttention, which sets it after the linear layer's own
+        return "zeros"  # nn.MultiheadAttention sets it after the linear layer has
     if kind.startswith(("Conv", "Linear", "NonDynamicallyQuantizableLinear")):
         fan_in = int(owner.weight[0].numel())
         return {"weight": f"kaiming_uniform:{fan_in}", "bias": f"uniform:{fan_in}"}.get(leaf, GIVEN)

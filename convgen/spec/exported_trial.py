@@ -1,7 +1,7 @@
-"""Whether an exported program computes what its module does at small sizes, where torch's guards don't hold.
+"""Whether an exported program computes what its module does at small sizes, where torch's guards fail.
 
-Most guards that fail at small sizes alone are of memory and of broadcasting: `Ne(H, 1)` stands in nearly every program,
-and what was traced is right for one row, too. So both are run there, and compared.
+Most guards that fail only at small sizes are of memory and of broadcasting: nearly every program has `Ne(H, 1)`, and
+what was traced is right for one row, too. So program and module are both run there, and compared.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
     from convgen.spec.exported_examples import Examples
 
-SOME = (*range(1, 33), 48, 64, 96, 128, 192, LARGE)  # of guards of several letters
-NEAR = 1e-3  # relative to the largest number of a result
+SOME = (*range(1, 33), 48, 64, 96, 128, 192, LARGE)  # sizes at which guards of several letters are tried
+NEAR = 1e-3  # how far results may differ, relative to the largest number of a result
 
 
 def least_sizes(
     program: ExportedProgram, module: torch.nn.Module, examples: Examples, found: Symbols
 ) -> list[Condition]:
-    """`H >= 2` for letters below which the program is not known to compute what the module does.
+    """`H >= 2` for each letter below which the program is not known to compute what the module does.
 
     Args:
-        module: in the mode in which the program was traced.
-        found: of the program, with its conditions.
+        module: the module, in the mode in which the program was traced.
+        found: the program's symbols, with their conditions.
     """
     letters = [letter for letter in ("N", *found.sizes) if letter in found.letters.values()]
     bound = _holds_from(found.small, letters)
@@ -46,7 +46,7 @@ def least_sizes(
         return at is None or runs.alike(at)
 
     def first(a: str) -> int:
-        """At least one more than fails, and right up to where all guards hold, too."""
+        """The least size that works, if the size just below the bound works too; else the bound."""
         return next((k for k in range(1, bound) if works({a: k})), bound) if works({a: bound - 1}) else bound
 
     least = {a: first(a) for a in letters}
@@ -57,7 +57,7 @@ def least_sizes(
 
 
 def _holds_from(small: Sequence[Small], letters: Sequence[str]) -> int:
-    """A size of all letters from which on every guard holds: the least, where guards are of one letter."""
+    """The least size of all letters from which on every guard holds; with guards of several letters an upper bound."""
     bound = 1
     for one in small:
         own = [letter for letter in letters if letter in one.letters]
@@ -68,7 +68,7 @@ def _holds_from(small: Sequence[Small], letters: Sequence[str]) -> int:
 
 
 def _fitting(sizes: Mapping[str, int], moved: Sequence[str], conditions: Sequence[Condition]) -> dict[str, int] | None:
-    """These sizes, or the next that fulfil the conditions, some letters moved alike; None where none is near."""
+    """These sizes, or the next that fulfil the conditions if some letters grow alike; None where none is near."""
     for more in range(65):
         at = {**sizes, **{letter: sizes[letter] + more for letter in moved}}
         if all(c.holds(at) for c in conditions):
@@ -77,13 +77,13 @@ def _fitting(sizes: Mapping[str, int], moved: Sequence[str], conditions: Sequenc
 
 
 class _Runs:
-    """A program and its module, run at sizes."""
+    """Runs of a program and its module at chosen sizes."""
 
     def __init__(self, program: ExportedProgram, module: torch.nn.Module, examples: Examples, found: Symbols) -> None:
         self.program, self.module, self.examples, self.follows = program, module, examples, found.follows
 
     def alike(self, sizes: Mapping[str, int]) -> bool:
-        """Whether both compute the same there; not where one of them doesn't run, or draws random numbers."""
+        """Whether both compute the same; False where one of them doesn't run, or draws random numbers."""
         import torch
 
         given = self._given(sizes)
@@ -93,7 +93,7 @@ class _Runs:
             with torch.no_grad(), cast("Any", torch).random.fork_rng():
                 wanted, again = (self._module(args, keywords, seed) for seed in (0, 1))
                 made = self._run(given)
-        except Exception:  # whatever either raises there
+        except Exception:  # whatever either of them raises
             return False
         if len(wanted) != len(made):
             return False
@@ -123,7 +123,7 @@ class _Runs:
         return found
 
     def _run(self, given: Mapping[str, torch.Tensor]) -> list[Any]:
-        """Results of the program, without new values of buffers."""
+        """The program's results, without new values of buffers."""
         import torch
 
         program: Any = self.program

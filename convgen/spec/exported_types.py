@@ -1,11 +1,11 @@
-"""What a module does with the types that it asks of values, which torch.autocast changes and one trace can't tell.
+"""What a module does with types that it reads from values: torch.autocast changes these, and one trace can't tell how.
 
-    y.to(x.dtype), zeros_like(y), torch.arange(n, dtype=y.dtype)     a type of its own under autocast of each type
-    y.masked_fill(m, torch.finfo(y.dtype).min)                       a number of its own
+    y.to(x.dtype), zeros_like(y), torch.arange(n, dtype=y.dtype)     a type that depends on autocast's
+    y.masked_fill(m, torch.finfo(y.dtype).min)                       a number that depends on autocast's type
     if y.dtype == torch.bfloat16: y = y + 1                          other calls: autocast is refused
 
-A module that asks is traced under autocast, too, and the programs are compared node by node. What differs is noted in
-the program without autocast, from which the graph is made.
+A module that asks for types is traced under autocast, too, and the programs are compared node by node. Differences are
+noted in the program without autocast, from which the graph is made.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from convgen.spec.places import place_in
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-OF = "types under autocast"  # that values have
+OF = "types under autocast"  # the key in a node's meta for the types that its value has
 CASTS = ("to.dtype", "to.dtype_layout", "to.device", "to.other", "type_as", "_to_copy", "alias")
-# What makes values without reading any, by the type that it is told or has from another; of constants, too.
+# Operators that make values from none, in a type that they are told or that another value has; constants, too.
 MADE = (
     "zeros", "ones", "full", "empty", "arange", "eye", "scalar_tensor", "zeros_like", "ones_like", "full_like",
     "empty_like", "new_zeros", "new_ones", "new_full", "new_empty", "lift_fresh_copy", "lift_fresh",
 )  # fmt: skip
 FILLED = ("full", "full_like", "new_full", "scalar_tensor", "lift_fresh_copy", "lift_fresh")  # with one number
-# Elementwise calls whose numbers stand in the row as they are.
+# Elementwise operators whose numbers stand in their rows as they are.
 NUMBERED = (
     "masked_fill.Scalar", "masked_fill_.Scalar", "clamp", "clamp_min", "clamp_max", "add.Tensor", "sub.Tensor",
     "mul.Tensor", "div.Tensor",
@@ -47,12 +47,12 @@ NO_GRAD = "wrap_with_set_grad_enabled"
 
 
 class PartedError(Exception):
-    """Programs differ in more than types and numbers; says where."""
+    """Programs differ in more than types and numbers; the text says where."""
 
 
 @dataclass
 class Asks:
-    """Whether the source asks values for their types, or what autocast's is."""
+    """Whether the source asks values for their types, or asks what autocast's type is."""
 
     found: bool = False
 
@@ -62,10 +62,10 @@ class Asks:
 
 @contextmanager
 def asking(module: Any, asks: Asks) -> Generator[None]:
-    """Notes what is asked while a module is traced, by other code than torch's own insides.
+    """Notes questions for types while a module is traced, but not those of torch's own insides.
 
-    torch.export takes modes of the call around away; so `forward` has one, in place. A cast is of an alias: one that
-    does nothing gives what it was given, and its readers would be those of the value before, too.
+    torch.export removes modes around the call, so `forward` gets one, in place. A cast is made of an alias: a cast that
+    does nothing gives back its operand, whose other readers would look like the cast's.
     """
     import torch
     from torch.overrides import TorchFunctionMode
@@ -89,7 +89,7 @@ def asking(module: Any, asks: Asks) -> Generator[None]:
             asks.found = True
         return plain(*args)
 
-    # Of the class, as torch.export calls it with another self, by which it knows by which path a module is reached.
+    # On the class, as torch.export calls `forward` with another self, by which it knows the path to a module.
     kind: Any = module.__class__
     home: Any = module if "forward" in vars(module) else kind
     plain, inside = home.forward, list[bool]()
@@ -118,7 +118,7 @@ def _caller() -> str:
 
 
 def _is_source(file: str) -> bool:
-    """Whether a line of it is the module's own, or of torch's layers and functions."""
+    """Whether a line of this file is the module's own, or of torch's layers and functions."""
     import torch
 
     home = f"{Path(torch.__file__).parent}/"
@@ -129,7 +129,7 @@ def _is_source(file: str) -> bool:
 
 
 def _asks_in(module: Any) -> bool:
-    """Whether a graph has calls that take types from values, or regions with autocast whose type nobody says."""
+    """Whether a graph has calls that take types from values, or regions of autocast without a stated type."""
     for node in module.graph.nodes:
         name, target = _op(node), str(node.target)
         made = name.partition(".")[0].endswith("_like") or name.startswith("new_")
@@ -149,12 +149,12 @@ def _op(node: Any) -> str:
 
 @dataclass
 class Compared:
-    """Two programs of a module, without autocast and under it.
+    """Two programs of a module, one without autocast and one under it.
 
     Args:
         low: autocast's type.
-        mapped: a node under autocast to the one without that is the same value.
-        same: a node without autocast that under it is another one: a cast that isn't there.
+        mapped: by node of the program under autocast, the node of the other that has the same value.
+        same: by cast in the program without autocast that the other lacks, the value that it casts.
     """
 
     plain: ExportedProgram
@@ -164,10 +164,10 @@ class Compared:
     same: dict[Any, Any] = field(default_factory=dict[Any, Any])
 
     def note(self) -> None:
-        """Notes what differs.
+        """Note what differs.
 
         Raises:
-            PartedError: more than types and numbers does.
+            PartedError: more than types and numbers differs.
         """
         self._graphs(self.plain.graph_module, self.other.graph_module)
 
@@ -198,7 +198,7 @@ class Compared:
             raise PartedError(_place(node))
 
     def _constant(self, program: ExportedProgram, node: Any) -> Any:
-        """The tensor that a placeholder stands for that the source makes."""
+        """The tensor that the source makes and a placeholder stands for; None for other nodes."""
         specs = {s.arg.name: s for s in program.graph_signature.input_specs}
         spec = specs.get(node.name) if node.op == "placeholder" else None
         return (
@@ -212,7 +212,7 @@ class Compared:
         return self._alike(node.args, there.args, free, node) and self._alike(node.kwargs, there.kwargs, free, node)
 
     def _alike(self, a: Any, b: Any, free: bool, node: Any) -> bool:
-        """Arguments of two nodes; types of casts may differ, and numbers that rows have."""
+        """Whether arguments of two nodes agree; types of casts may differ, and numbers that rows hold."""
         import torch
 
         if isinstance(b, torch.fx.Node):
@@ -224,7 +224,7 @@ class Compared:
         if isinstance(b, Mapping):
             return isinstance(a, Mapping) and {*a} == {*b} and all(self._alike(a[k], b[k], free, node) for k in b)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
         if isinstance(b, torch.dtype):
-            off = str(node.target).endswith(REGION) and not node.args[2]  # of a region without autocast
+            off = str(node.target).endswith(REGION) and not node.args[2]  # a region that switches autocast off
             return (
                 a == b or off or (free and isinstance(a, torch.dtype) and a.is_floating_point and b.is_floating_point)
             )
@@ -242,7 +242,7 @@ class Compared:
         return self._root(a) is self._root(known)
 
     def _root(self, node: Any) -> Any:
-        """The value of which it is, but for casts that one of the programs alone has, or that do nothing."""
+        """The value behind casts that only one of the programs has, or that do nothing."""
         while node in self.same or _does_nothing(node):
             node = self.same.get(node) or node.args[0]
         return node
@@ -255,7 +255,7 @@ class Compared:
         map_arg((there.args, there.kwargs), theirs.append)
         read = [self._read(node, there, a, b) for a, b in zip(mine, theirs, strict=True)]
         if any(a is not b for a, b in zip(mine, read, strict=True)):
-            if node.meta.setdefault("read as", self.low) != self.low:  # as autocast of another type has it
+            if node.meta.setdefault("read as", self.low) != self.low:  # read otherwise under autocast of another type
                 raise PartedError(_place(there, node))
             each = iter(read)
             node.args, node.kwargs = map_arg((node.args, node.kwargs), lambda _: next(each))
@@ -276,7 +276,7 @@ class Compared:
                 self._note_type(node, there)
 
     def _read(self, node: Any, there: Any, a: Any, b: Any) -> Any:
-        """What a node reads in the place of `a`, where under autocast it reads `b`."""
+        """What a node should read in place of `a`, if under autocast it reads `b`."""
         now = self.mapped.get(b, a)
         if now is a or self.same.get(a) is now:
             return a
@@ -320,7 +320,7 @@ class Compared:
                 _number(node, self.low, a, b)
 
     def _absent(self, node: Any) -> None:
-        """A cast that isn't there under autocast: there, a value stays of its type."""
+        """Note a cast that the program under autocast lacks: the value keeps its type there."""
         source = next((b for b, a in self.mapped.items() if self._root(a) is self._root(node.args[0])), None)
         if source is None or not is_float(source):
             raise PartedError(_place(node))
@@ -328,7 +328,7 @@ class Compared:
         self.same[node] = self.mapped[source]
 
     def _inserted(self, module: Any, before: Any, there: Any) -> None:
-        """A cast that is there under autocast only: without, a value stays of its type."""
+        """Add a cast that only the program under autocast has: without autocast the value keeps its type."""
         import torch
 
         source = self.mapped.get(there.args[0])
@@ -356,12 +356,12 @@ def _keeps_type(node: Any) -> bool:
 
 
 def _does_nothing(node: Any) -> bool:
-    """Whether a cast has the type that its operand has already, without autocast."""
+    """Whether a cast, without autocast, is to the type that its operand has already."""
     return _op(node) in CASTS and is_float(node) and is_float(node.args[0]) and _dtype(node) == _dtype(node.args[0])
 
 
 def _of_itself(node: Any) -> Any:
-    """The value of which it is, but for casts that do nothing."""
+    """The value behind casts that do nothing."""
     while _does_nothing(node):
         node = node.args[0]
     return node
@@ -376,7 +376,7 @@ def _target(node: Any) -> Any:
 
 
 def _place(*nodes: Any) -> str:
-    """The first line of source that one of the nodes is of."""
+    """The first line of source that belongs to one of the nodes."""
     places = (place_in(str(n.meta.get("stack_trace") or "")) for n in nodes if n is not None)
     found = next((p for p in places if p is not None), None)
     return f" at {found.text}: {found.code}" if found is not None else ""

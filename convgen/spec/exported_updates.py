@@ -1,4 +1,4 @@
-"""When buffers take their new values: as soon as those are made, so after the last read of the old ones."""
+"""When buffers take their new values: as soon as these are made, so the last read of an old value must come before."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from convgen.spec.graph import Call, Ref, Value, refs
 def late_updates(
     found: Sequence[Found], updates: Mapping[str, str], given: Sequence[Value]
 ) -> tuple[list[Found], dict[str, str]]:
-    """The calls, with a copy of a new value at the end where the old one is read later than that is made, where no call
-    makes it, and where two buffers become one value.
+    """The calls, with a copy of a buffer's new value at the end where the old value is read after the new one is made,
+    where no call makes the new value, and where two buffers become one value.
 
     Args:
-        updates: by buffer the value that it becomes.
+        updates: by buffer, the value that it becomes.
         given: inputs, parameters, buffers and constants.
     """
     found, updates = list(found), dict(updates)

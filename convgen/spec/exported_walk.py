@@ -1,4 +1,4 @@
-"""The nodes of an exported program as calls: operators with all arguments, in one form where export has several."""
+"""An exported program's nodes as calls: operators with all their arguments, in one form where export has several."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ SAME_SHAPE = (
     "narrow",
     "squeeze",
 )  # nothing is done where shapes agree
-RESHAPES = ("_unsafe_view", "reshape")  # views, where contiguity is nobody's concern
+RESHAPES = ("_unsafe_view", "reshape")  # become views, as nothing depends on contiguity
 DROPOUTS = ("dropout", "native_dropout")
-# By operator: places of training, momentum and eps, of a new mean and variance among the results.
+# By operator: places of training, momentum and eps among arguments, of new mean and variance among results.
 BATCH_NORMS: dict[str, tuple[int | None, int, int, tuple[int, int] | None]] = {
     "_native_batch_norm_legit_functional": (5, 6, 7, (3, 4)),
     "_native_batch_norm_legit_no_training": (None, 5, 6, None),
@@ -46,7 +46,7 @@ BATCH_NORMS: dict[str, tuple[int | None, int, int, tuple[int, int] | None]] = {
 
 
 class FixedError(Exception):
-    """The number of samples is part of what was exported, or a size or argument depends on data.
+    """The number of samples is fixed by what was exported, or a size or an argument depends on data.
 
     Attributes:
         place: where in the source, if a node says it.
@@ -57,7 +57,7 @@ class FixedError(Exception):
 
 @dataclass(frozen=True)
 class Found:
-    """A call, which visit of its module it belongs to, and why it can't be right, if so."""
+    """A call, the visit of its module that it belongs to, and the reason why it can't be right, or ""."""
 
     call: Call
     visit: str
@@ -69,10 +69,10 @@ class Walk:
     """Walks an exported program's nodes.
 
     Args:
-        names: of placeholders, as the graph calls them.
-        pairs: those of complex placeholders, whose parts are apart in the graph.
-        symbols: those of open extents, with the letter of each.
-        smooth: values that gradients reach, by name.
+        names: by placeholder, its name in the graph.
+        pairs: names of complex placeholders, which the graph has as two parts.
+        symbols: by symbol of an open extent, its letter.
+        smooth: names of values that gradients reach.
     """
 
     names: Mapping[str, str]
@@ -80,17 +80,17 @@ class Walk:
     smooth: set[str]
     pairs: frozenset[str] = frozenset()
     found: list[Found] = field(default_factory=list[Found])
-    known: dict[str, Any] = field(default_factory=dict[str, Any])  # by node, a name or a tuple of them
-    numbers: dict[str, ByAutocast] = field(default_factory=dict[str, ByAutocast])  # of marks before their readers
-    lost: list[str] = field(default_factory=list[str])  # why what autocast does can't be said
-    inside: set[str] = field(default_factory=set[str])  # nodes in regions that say themselves what autocast does
+    known: dict[str, Any] = field(default_factory=dict[str, Any])  # by node, a name or a tuple of names
+    numbers: dict[str, ByAutocast] = field(default_factory=dict[str, ByAutocast])  # from marks, for their readers
+    lost: list[str] = field(default_factory=list[str])  # reasons why what autocast does can't be said
+    inside: set[str] = field(default_factory=set[str])  # nodes in regions that set autocast themselves
 
     def read(self, node: Any) -> None:
-        """One node of the program.
+        """Read one node of the program.
 
         Raises:
-            FixedError: its sizes are no expressions of what is open, of samples alone no multiples.
-            InputError: it is no operator of ATen's.
+            FixedError: a size is no expression of open extents, or, with samples alone open, no multiple of them.
+            InputError: the node is no operator of ATen's.
         """
         try:
             self.node(node)
@@ -124,7 +124,7 @@ class Walk:
             self.operator(node, value)
 
     def mark(self, node: Any) -> None:
-        """Of what the source says of autocast (exported_autocast.py)."""
+        """Read a mark of what the source says about autocast (exported_autocast.py)."""
         source, (what, *said) = node.args[0], node.args[1].split()
         if what == AS:
             dtype = dtype_name(node.meta["val"])
@@ -144,7 +144,7 @@ class Walk:
             self.inside.add(node.name)
 
     def own_autocast(self, node: Any) -> str:
-        """Notes whether a call lies within a region that says itself what autocast does."""
+        """Note whether a call lies in a region that sets autocast itself: "off" if so."""
         if any(n.name in self.inside for n in node.all_input_nodes):
             self.inside.add(node.name)
             return "off"
@@ -153,7 +153,7 @@ class Walk:
     def add(
         self, node: Any, op: str, args: tuple[Arg, ...], made: tuple[tuple[str, tuple[Size, ...]], ...], dtype: str
     ) -> None:
-        """A call that a node becomes, with names and shapes of its results."""
+        """Add a call that a node becomes, with names and shapes of its results."""
         results = tuple(Value(name=name, shape=shape, dtype=dtype) for name, shape in made)
         self.note_smooth(op, args, results)
         path, kind, visit = module_of(node)
@@ -164,7 +164,7 @@ class Walk:
         raise FixedError(why)
 
     def asserted(self, node: Any) -> None:
-        """Metadata hold in what was exported; numbers that are checked are known at run time only."""
+        """Pass over checks of metadata, which hold for what was exported; refuse those of numbers of run time."""
         if node.target.__name__.startswith("_assert_tensor_metadata"):
             return
         if self.symbols:
@@ -220,7 +220,7 @@ class Walk:
     def identity(
         self, base: str, args: tuple[Arg, ...], by_name: Mapping[str, Arg], node: Any, shape: object
     ) -> str | None:
-        """The name of what a node hands on as it is."""
+        """The name of the value that a node hands on unchanged; None if it does something."""
         if not args or not isinstance(args[0], Ref):
             return None
         if base in DROPOUTS:
@@ -267,7 +267,7 @@ class Walk:
         return Value(name=name, shape=tuple(self.size(n) for n in value.shape), dtype=dtype_name(value))
 
     def size(self, value: Any) -> Size:
-        """A size or number as an integer, or as an expression of open extents."""
+        """A size or a number, as an integer or as an expression of open extents."""
         if isinstance(value, int):
             return value
         sympy: Any = import_module("sympy")
@@ -317,7 +317,7 @@ class Walk:
 
 
 def module_of(node: Any) -> tuple[str, str, str]:
-    """Path and class of the innermost module that makes a value, and which call of it."""
+    """The path and class of the innermost module that makes a value, and the visit of it."""
     stack = cast("dict[str, tuple[str, Any]]", node.meta.get("nn_module_stack") or {})
     for key, (path, kind) in reversed(stack.items()):
         if not key.startswith("_empty_nn_module_stack"):
@@ -337,7 +337,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_by_one(base: str, args: tuple[Arg, ...]) -> bool:
-    """Whether it is a product with 1, or a quotient by it."""
+    """Whether a call multiplies or divides by 1."""
     return base in ("mul", "div") and len(args) == 2 and type(args[1]) in (int, float) and args[1] == 1
 
 
@@ -348,7 +348,7 @@ def _alike(source: Any, made: Any) -> bool:
 
 
 def _problem(node: Any, args: Mapping[str, Arg]) -> str:
-    """Why a call can't be right: it draws random numbers, or changes what it reads."""
+    """Why a call can't be right: it draws random numbers, or changes an operand."""
     import torch
 
     if node.target._schema.is_mutable:
@@ -359,12 +359,12 @@ def _problem(node: Any, args: Mapping[str, Arg]) -> str:
     return "" if off or args.get("dropout_p", args.get("dropout")) == 0 else "draws random numbers"
 
 
-# Drawn by the numbers of elements in the whole (spec/aten/seeds.py).
+# Drawn by an element's number in the whole tensor (spec/aten/seeds.py).
 _DRAWN = frozenset(f"aten.{name}" for name in (*(f"{n}.default" for n in (*DROPOUTS, *NOISE, ATTENTION)), BERNOULLI))
 
 
 def _batch_norm(op: str, args: tuple[Arg, ...]) -> tuple[tuple[Arg, ...], tuple[int, int] | None]:
-    """The arguments of `batch_norm`, and the places of new statistics among the operator's results."""
+    """The arguments of `batch_norm`, and the places of the new statistics among an operator's results."""
     training, momentum, eps, new = BATCH_NORMS[op]
     flag = False if training is None else True if training < 0 else bool(args[training])
     statistics: tuple[Arg, Arg] = (None, None) if op.endswith(".no_stats") else (args[3], args[4])

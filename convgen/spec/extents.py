@@ -40,7 +40,7 @@ class Extent:
 
     @staticmethod
     def read(text: str) -> Extent | None:
-        """An expression from its text; None where it is none, or has no letter."""
+        """The expression that a text says; None where it says none, or has no letter."""
         if len(text) > LONGEST or not text.isascii():
             return None
         try:
@@ -55,7 +55,7 @@ class Extent:
 
     @property
     def times(self) -> tuple[int, str] | None:
-        """(k, letter) of k times a letter."""
+        """(k, letter), if it is k times a letter."""
         match self.tree:
             case str(letter):
                 return 1, letter
@@ -65,7 +65,7 @@ class Extent:
                 return None
 
     def at(self, sizes: Mapping[str, int]) -> int:
-        """Its number for these sizes of letters. Raises KeyError, ZeroDivisionError."""
+        """The number at these sizes of letters. Raises KeyError, ZeroDivisionError."""
         return _at(self.tree, sizes)
 
     def __str__(self) -> str:
@@ -73,17 +73,17 @@ class Extent:
 
     @property
     def code(self) -> str:
-        """As Python that is written with spaces."""
+        """The expression as Python, with spaces."""
         return _text(self.tree, spaces=True)
 
 
 def samples(times: int = 1) -> Extent:
-    """So many times the number of samples."""
+    """The number of samples, so many times."""
     return Extent("N") if times == 1 else Extent(("*", times, "N"))
 
 
 def value_at(arg: Any, sizes: Mapping[str, int]) -> Any:
-    """An extent, or a tuple with such in it, with numbers in their place."""
+    """An extent at these sizes, as a number; in a tuple likewise; anything else as it is."""
     if isinstance(arg, Extent):
         return _at(arg.tree, sizes)
     return tuple([value_at(one, sizes) for one in cast("tuple[Any, ...]", arg)]) if isinstance(arg, tuple) else arg
@@ -146,17 +146,17 @@ def _text(tree: Tree, spaces: bool = False, above: int = 0, right: bool = False)
 
 
 def from_sympy(expression: Any, names: Mapping[Any, str]) -> Extent | int | None:
-    """What torch.export says of a size, as an expression of letters; None where it is none.
+    """A size of torch.export's as an expression of letters; None where it is none.
 
     Args:
-        names: by symbol its letter.
+        names: by symbol, its letter.
     """
     tree = _read(expression, names)
     return None if tree is None else tree if isinstance(tree, int) else Extent(tree)
 
 
 def _read(e: Any, names: Mapping[Any, str]) -> Tree | None:
-    """Sums, products, powers and quotients that are rounded down; of a product with a fraction the whole is divided."""
+    """Sums, products, powers, and quotients rounded down; a product with a fraction becomes a quotient of the whole."""
     if e.is_Integer:
         return int(e)
     if e.is_Symbol:
@@ -212,7 +212,7 @@ _COMPARED: dict[type[ast.cmpop], str] = {
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What sizes have to fulfil: `H%8 == 0`.
+    """A condition that sizes have to fulfil: `H%8 == 0`.
 
     Example:
         >>> one = Condition.read("H%8 == 0")
@@ -226,7 +226,7 @@ class Condition:
 
     @staticmethod
     def read(text: str) -> Condition | None:
-        """A condition from its text; None where it is none."""
+        """The condition that a text says; None where it says none."""
         if len(text) > LONGEST or not text.isascii():
             return None
         try:
@@ -245,7 +245,7 @@ class Condition:
         return frozenset((*_letters(self.left), *_letters(self.right)))
 
     def holds(self, sizes: Mapping[str, int]) -> bool:
-        """Whether it does for these sizes; it doesn't where it divides by zero."""
+        """Whether it holds at these sizes; it does not where it divides by zero."""
         try:
             return COMPARED[self.sign](_at(self.left, sizes), _at(self.right, sizes))
         except ZeroDivisionError:
@@ -256,7 +256,7 @@ class Condition:
 
     @property
     def code(self) -> str:
-        """As Python."""
+        """The condition as Python."""
         return f"{_text(self.left, spaces=True)} {self.sign} {_text(self.right, spaces=True)}"
 
 
@@ -265,13 +265,13 @@ _RELATIONS = {"Equality": "==", "Unequality": "!=", "LessThan": "<=", "StrictLes
 
 
 def condition_from_sympy(guard: Any, names: Mapping[Any, str]) -> Condition | None:
-    """A guard of torch.export's, as a condition of letters; None where it is none."""
+    """A guard of torch.export's as a condition on letters; None where it is none."""
     sign = _RELATIONS.get(type(guard).__name__)
     if sign is None:
         return None
     a, b = guard.args
     if type(a).__name__ == "IntTrueDiv" and a.args[1].is_Integer and a.args[1].is_positive and b.is_number:
-        bound = Fraction(float(b)) * int(a.args[1])  # x/b <= c as x <= b*c, without fractions
+        bound = Fraction(float(b)) * int(a.args[1])  # x/b <= c becomes x <= b*c, without fractions
         a, b = a.args[0] * bound.denominator, bound.numerator
     left, right = _read(a, names), b if isinstance(b, int) else _read(b, names)
     if left is None or right is None:

@@ -1,4 +1,4 @@
-"""Mappings that a file holds: their keys, and text among their values."""
+"""Checks of mappings that a file holds: their keys, and texts among their values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from convgen.spec.text import shown
 
 
 def check_keys(data: Mapping[str, Any], path: KeyPath, known: Sequence[str], needed: Sequence[str]) -> None:
-    """Raises InputError: one is not known, or one that is needed is missing."""
+    """Raises InputError: a key is unknown, or a needed one is missing."""
     for key in data:
         if key not in known:
             hint = did_you_mean(key, known, f"one of {', '.join(known)}")
@@ -23,7 +23,7 @@ def check_keys(data: Mapping[str, Any], path: KeyPath, known: Sequence[str], nee
 
 
 def text_of(value: object, path: KeyPath) -> str:
-    """Raises InputError: it is none."""
+    """The value, a text. Raises InputError: it is none."""
     if not isinstance(value, str):
         raise InputError(f"{path[-1]} can't be {shown(value)}", path, hint="text; numbers in quotes")
     return value

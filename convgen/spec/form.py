@@ -134,7 +134,7 @@ def fill_form(data: object) -> LayerForm:
     for item in sorted(found, key=lambda item: item["type"] != "extra_forbidden"):
         mistake = _mistake(cast("dict[object, Any]", data), item["type"], item["loc"])
         key = str(item["loc"][0]) if item["loc"] else ""
-        # A value that fits none of several types has a mistake a type: that of the type it fits best says most.
+        # A value that fits none of several types has a mistake for each: the one of the type it fits best says most.
         fit = (len(mistake.path), not item["type"].endswith("_type")) if key in _SEVERAL else (0, False)
         if key not in mistakes or fit > mistakes[key][0]:
             mistakes[key] = fit, mistake
@@ -159,7 +159,7 @@ def label(path: Sequence[str | int]) -> str:
 
 
 def _mistake(data: dict[object, Any], problem: str, loc: Sequence[str | int]) -> InputError:
-    """One of pydantic's errors in our words."""
+    """One of pydantic's errors in convgen's words."""
     if problem == "missing":
         hint = f"{loc[-1]}: {_description(loc)}"
         return InputError(f"{label(loc)} is missing", tuple(loc), hint=hint)

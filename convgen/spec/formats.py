@@ -1,4 +1,4 @@
-"""The number of the formats that convgen writes, and what is done with files of another.
+"""The number of the formats that convgen writes, and what happens to files with another number.
 
 Graph, plan and machine files say `format: 1` where the program writes them; a schedule's text may say it in a comment,
 `# format 1`. A file without a number is read as 1, so people who write one need none.
@@ -18,17 +18,17 @@ _COMMENT = re.compile(r"#\s*format\s+(\S+)\s*")
 
 
 def without_format(data: dict[str, Any]) -> dict[str, Any]:
-    """What a file holds beside its format's number.
+    """A file's data without its format's number.
 
     Raises:
-        InputError: the number is none, or of a newer convgen.
+        InputError: the number is no format's, or a newer convgen's.
     """
     check_format(data.get(KEY, FORMAT))
     return {key: value for key, value in data.items() if key != KEY}
 
 
 def check_format(number: object) -> None:
-    """Raises InputError: it is no format's number that is read here."""
+    """Raises InputError: this convgen reads no format of that number."""
     if type(number) is not int or number < 1:
         raise InputError(f"format can't be {shown(number)}", (KEY,), hint=f"format: {FORMAT}, or no such line")
     if number > FORMAT:
@@ -37,7 +37,7 @@ def check_format(number: object) -> None:
 
 
 def check_text_format(text: str, file: str) -> None:
-    """The same of a schedule's text, where a comment says it."""
+    """The same for a schedule's text, where a comment has the number."""
     for line, raw in enumerate(text.splitlines(), 1):
         if (found := _COMMENT.fullmatch(raw.strip())) is not None:
             number = found[1]

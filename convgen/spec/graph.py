@@ -3,7 +3,7 @@
     Graph   = name source modes batch inputs parameters buffers constants Call* updates outputs aliases
     Call    = op, every argument of its schema, results, the module that it stems from
     Arg     = Ref(name) | Extent | ByAutocast | None | bool | int | float | str | tuple of them
-    Size    = int | Extent                      # an expression of what is known at run time (spec/extents.py)
+    Size    = int | Extent                      # an expression of extents known at run time (spec/extents.py)
 
 Dtypes, layouts, memory formats and devices are text, as torch prints them without `torch.`.
 """
@@ -20,18 +20,18 @@ from convgen.spec.source import KeyPath, Source
 
 DTYPES = ("float64", "float32", "float16", "bfloat16", "bool", "uint8", "int8", "int16", "int32", "int64")
 FLOATS = tuple(name for name in DTYPES if "float" in name)
-LOW = ("bfloat16", "float16")  # that torch.autocast may be of
-TFLOAT32 = "tfloat32"  # of a graph: values are float32, and products TF32 where the device has them
+LOW = ("bfloat16", "float16")  # types of torch.autocast
+TFLOAT32 = "tfloat32"  # a graph's type: values are float32, and products TF32 where the device has them
 
 
 Size: TypeAlias = int | Extent
 FOURIER = "fourier"
-LISTS = ("Sequential", "ModuleList", "ModuleDict")  # of modules
+LISTS = ("Sequential", "ModuleList", "ModuleDict")  # containers of modules
 
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """A value, in a call's arguments."""
+    """A value, as an argument of a call names it."""
 
     name: str
 
@@ -47,12 +47,13 @@ class Value:
         name: inputs: the source's argument; parameters, buffers, constants: the source's dotted name; results: an
             identifier. Unique in a graph.
         dtype: as torch prints it: float32, int64, ...
-        init: of parameters and buffers: torch's default of the kind of module that owns it. `kaiming_uniform:FAN_IN`
-            (a = sqrt(5)), `uniform:FAN_IN` (bound 1 / sqrt(FAN_IN)), `zeros`, `ones`, `normal`, `fill:NUMBER`; `given`:
-            its values stand in the file of constants.
-        frozen: of parameters: training leaves it as it is.
-        owner: of parameters and buffers: the class of torch.nn that the module is that holds it, if any.
-        pairs: of parameters and buffers: the source's is complex; here its last dimension is real and imaginary part.
+        init: for parameters and buffers, torch's default for the kind of module that owns them.
+            `kaiming_uniform:FAN_IN` (a = sqrt(5)), `uniform:FAN_IN` (bound 1 / sqrt(FAN_IN)), `zeros`, `ones`,
+            `normal`, `fill:NUMBER`; `given`: the file of constants has the values.
+        frozen: for a parameter, whether training leaves it as it is.
+        owner: for parameters and buffers, the class of torch.nn of the module that holds them, if it is one.
+        pairs: for parameters and buffers, whether the source's is complex; the last dimension is real and imaginary
+            part.
     """
 
     name: str
@@ -70,15 +71,15 @@ class Call:
 
     Args:
         op: ATen's overload without namespace and `.default`: conv2d, add.Tensor. `batch_norm` is (x, weight, bias,
-            running_mean, running_var, training, momentum, eps) to (y, new mean, new variance), and behind eps the parts
-            of the batch that have statistics of their own, if any (spec/graph_parts.py); `dropout` (x, p, train);
-            `view` is any reshape: what made values contiguous for it is gone. `fourier` is
-            (real, complex or back; real and imaginary part; dimension, forward, scale, length): operations/fourier.py.
+            running_mean, running_var, training, momentum, eps) to (y, new mean, new variance), with the parts of the
+            batch that have statistics of their own behind eps, if any (spec/graph_parts.py); `dropout` is (x, p,
+            train); `view` is any reshape, without the calls that made its operand contiguous; `fourier` is (real,
+            complex or back; real and imaginary part; dimension, forward, scale, length): operations/fourier.py.
         args: every argument of the operator's schema, in its order, keyword-only ones too, defaults filled in.
-        results: None where nobody reads one.
-        module: dotted path of the module that it stems from; "" is the whole.
+        results: None for a result that nobody reads.
+        module: dotted path of the module that makes the call; "" is the whole.
         kind: that module's class.
-        autocast: "off" where the source says itself what autocast does; "" where that of the call around it holds.
+        autocast: "off" where the source sets autocast itself; "" where autocast around the call holds.
     """
 
     op: str
@@ -95,9 +96,9 @@ class Module:
 
     Args:
         path: dotted; "" is the whole.
-        kind: the class of torch.nn that it is of, containers too; "" for others.
+        kind: its class of torch.nn, containers too; "" for other classes.
         has: plain attributes of such a class: numbers, texts, None and tuples of them.
-        same: the path, before, of the very same module.
+        same: an earlier path of the very same module.
     """
 
     path: str
@@ -111,12 +112,12 @@ class GivenRow:
     """How a convolution of a network is laid out, in the words of a layer's file (spec/layer.py).
 
     Args:
-        module: that its calls are of, or are children of.
-        stored: of x, w and y the axes that split each dimension, outermost first; of w two.
-        roles: of the phases that say them (axis, role), an outer axis of a role before an inner one.
-        rows: of backward-filter: whether rows of y or of x are its blocks; None: whichever sends less.
-        hold_x: what backward-filter reads of x that forward has moved.
-        sizes: of axes of which it says the sizes of blocks, as the grid has to have them.
+        module: the module of its calls, or their parent.
+        stored: for x, w and y, the axes that split each dimension, outermost first; for w two dimensions.
+        roles: for phases that say them, (axis, role), an outer axis of a role before an inner one.
+        rows: whether backward-filter's blocks are rows of y or of x; None: whichever sends less.
+        hold_x: which x backward-filter reads, where forward has moved x.
+        sizes: by axis for which it says the sizes of blocks, the size that the grid's axis must have.
         path: where the file says it.
     """
 
@@ -130,7 +131,7 @@ class GivenRow:
 
     @property
     def axes(self) -> frozenset[str]:
-        """Of the grid, those that it names."""
+        """Names of the grid's axes that it uses."""
         stored = (a for _, dims in self.stored for some in dims for a in some)
         return frozenset((*stored, *(a for _, pairs in self.roles for a, _ in pairs)))
 
@@ -141,24 +142,24 @@ class Graph:
 
     Args:
         source: where it was imported from.
-        modes: ("train", "eval"): the graph of training, of which `graph_edit.eval_graph` is that of evaluation;
-            ("train",) or ("eval",): of this one only.
-        batch: samples that it was exported with.
-        open: of other extents that are known at run time the letter, and the size that it was exported with.
-        conditions: what sizes have to fulfil, as otherwise the module computes something else.
-        tf32: convolutions and products of float32 take TF32 on a GPU.
+        modes: ("train", "eval"): it is the graph of training, and `graph_edit.eval_graph` of it that of evaluation;
+            ("train",) or ("eval",): it is the graph of this mode only.
+        batch: the number of samples that it was exported with.
+        open: (letter, size that it was exported with) of other extents that are known at run time.
+        conditions: what sizes have to fulfil: at others the module computes something else.
+        tf32: whether convolutions and products of float32 take TF32 on a GPU.
         updates: (buffer, value that it becomes after a forward pass in training).
-        outputs: (name, value): "output" where the module gives one tensor; the keys of a mapping; "0", "1", ... of a
-            tuple, without those that are None; nested ones with points between.
-        aliases: (another name in the state dict, name of the parameter or buffer that it is too).
-        modules: of the source, each before its children; none in files that were made before these were kept.
+        outputs: (name, value): "output" where the module gives one tensor; the keys of a mapping; "0", "1", ... for a
+            tuple, without places that are None; nested names with points between.
+        aliases: (another name in the state dict, name of the same parameter or buffer).
+        modules: the source's, each before its children; none in files that were made before these were kept.
         given: rows whose layout is given; a graph's file has none.
-        asks: of a source that asks values for their types, by autocast's type why it can't be said what comes of that
-            under it; "" where it can. () of a source that asks nothing.
-        stored: (value, of each dimension the axes that split it), of inputs and parameters of which it is given; a file
-            has none.
-        caches: of a chunk of a stream, inputs that are frames of chunks before, which may come with their halos
-            (graph_caches.py); ("",) of a first one, which has none. A file has none.
+        asks: if the source asks values for their types: (autocast's type, why its effect on that can't be said, or ""
+            where it can); () if the source asks nothing.
+        stored: (value, axes that split each dimension) of inputs and parameters whose storage is given; a file has
+            none.
+        caches: for a later chunk of a stream, inputs that are frames of earlier chunks, which may come with their halos
+            (graph_caches.py); ("",) for a first chunk, which has none. A file has none.
     """
 
     name: str
@@ -185,23 +186,23 @@ class Graph:
 
     @property
     def is_dynamic(self) -> bool:
-        """Is the number of samples known at run time only?"""
+        """Whether the number of samples is known at run time only."""
         return any(isinstance(size, Extent) and "N" in size.letters for value in self.inputs for size in value.shape)
 
     @property
     def letters(self) -> tuple[str, ...]:
-        """Of extents that are known at run time."""
+        """Letters of extents that are known at run time."""
         known = {*dict(self.open), *("N" * self.is_dynamic)}
         return tuple(a for a in LETTERS if a in known)
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Those that it was exported with, by letter."""
+        """The sizes that it was exported with, by letter."""
         return {"N": self.batch, **dict(self.open)}
 
     def at(self, sizes: int | Mapping[str, int] | None = None) -> Graph:
-        """The graph for these sizes, or this number of samples, and otherwise those that it was exported with: every
-        extent is an integer."""
+        """The graph with integers for all extents: at these sizes by letter, or this number of samples, and otherwise
+        at the sizes that it was exported with."""
         known = self.sizes | ({"N": sizes} if isinstance(sizes, int) else dict(sizes or {}))
         inputs = tuple(_value_at(value, known) for value in self.inputs)
         calls = tuple(

@@ -1,4 +1,4 @@
-"""Graphs that are called chunk after chunk: frames of chunks before, which some inputs bring, stand before new ones."""
+"""Graphs called chunk after chunk: frames of earlier chunks, which some inputs bring, stand before new frames."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from convgen.spec.graph import Call, Graph, Ref, refs
 from convgen.spec.graph_edit import renamed
 
 CONCATENATIONS = ("cat", "concat", "concatenate")
-HAND_ON = ("_to_copy", "clone", "alias", "detach", "contiguous", "slice.Tensor")  # calls that give frames of a cache
-READ = ("pad", "constant_pad_nd", "replication_pad3d", "conv1d", "conv2d", "conv3d")  # what reads rows of chunks
+HAND_ON = ("_to_copy", "clone", "alias", "detach", "contiguous", "slice.Tensor")  # calls that pass on a cache's frames
+READ = ("pad", "constant_pad_nd", "replication_pad3d", "conv1d", "conv2d", "conv3d")  # calls that read rows of chunks
 
 
 def joined_for_each(graph: Graph) -> Graph:
-    """The same graph, in which what reads frames of a cache and new ones together has a concatenation of its own, with
-    which it can be one row (passes/fetch_caches.py).
+    """The same graph, in which each call that reads a cache's frames together with new ones has a concatenation of its
+    own, so that both can be one row (passes/fetch_caches.py).
 
     Example: of `c = cat(cache, x); y = conv(c, w); next = c[:, :, -2:]` the convolution gets a `c` of its own.
     """
     kept = {v for _, v in (*graph.outputs, *graph.updates)}
     readers = Counter(name for call in graph.calls for name in {n for arg in call.args for n in refs(arg)})
     names = {v.name for call in graph.calls for v in call.results if v is not None}
-    handed: dict[str, tuple[Call, ...]] = dict.fromkeys(graph.caches, ())  # calls that make it of a cache
-    joins: dict[str, tuple[Call, ...]] = {}  # and of concatenations
+    handed: dict[str, tuple[Call, ...]] = dict.fromkeys(graph.caches, ())  # by value, the calls from a cache to it
+    joins: dict[str, tuple[Call, ...]] = {}  # likewise for concatenations
     calls: list[Call] = []
 
     def again(those: tuple[Call, ...]) -> str:
-        """The calls once more, one behind the other, under names of their own; gives the last one's."""
+        """Add the calls once more, under names of their own; gives the last one's name."""
         own: dict[str, str] = {}
         for call in those:
             (name,) = (v.name for v in call.results if v is not None)

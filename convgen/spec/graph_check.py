@@ -1,8 +1,8 @@
-"""Whether a graph's calls can be: their operators, arguments, and what they make, as ATen says it without computing.
+"""Whether a graph's calls are possible: operators, arguments and results, as ATen says without computing.
 
-Every call is made once on tensors of torch's device `meta`, which have shapes and types and no values, and what comes
-out is compared with what the graph says; of an open number of samples for one that no extent has, and for its own. What
-only values tell, such as how many elements a mask selects, is taken as the graph says it.
+Every call is made once on tensors of torch's device `meta`, which have shapes and types but no values, and its results
+are compared with the graph's. With an open number of samples, at its own number and at one that no other extent has.
+Results that only values tell, such as how many elements a mask selects, are taken from the graph.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from convgen.spec.text import one_line, shown
 
 MOST = 2**60  # elements of a value: torch counts bytes in 63 bits
 MEMORY_FORMATS = ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d")
-_FILLED = ("kaiming_uniform", "uniform", "normal")  # with numbers that are floats
+_FILLED = ("kaiming_uniform", "uniform", "normal")  # fill with floating-point numbers
 _COMPLEX = ("complex64", "complex128")
 
 
 def check_graph(graph: Graph) -> None:
-    """A graph's names, sizes, operators, arguments, shapes and types.
+    """Check a graph's names, sizes, operators, arguments, shapes and types.
 
     Raises:
-        InputError: names the key path of what can't be.
+        InputError: names the key path of the first thing wrong.
     """
     check_names(graph)
     for k, condition in enumerate(graph.conditions):
@@ -105,11 +105,11 @@ def _check_init(value: Value, path: KeyPath) -> None:
 
 # ---------------------------------------------------------------- calls
 def _infer(graph: Graph) -> None:
-    """Every call of a graph whose sizes are numbers."""
+    """Check every call of a graph whose sizes are numbers."""
     given = (*graph.inputs, *graph.parameters, *graph.buffers, *graph.constants)
     with torch.device("meta"), torch.no_grad():
         values = {v.name: _empty(v) for v in given}
-        known: dict[object, Sequence[Any] | None] = {}  # what calls make that are alike, of which networks have many
+        known: dict[object, Sequence[Any] | None] = {}  # results of equal calls, of which networks have many
         for k, call in enumerate(graph.calls):
             key = call.op, _seen(call.args, values)
             try:
@@ -122,7 +122,7 @@ def _infer(graph: Graph) -> None:
 
 
 def _seen(arg: Arg, values: Mapping[str, Any]) -> object:
-    """All of an argument that matters to what a call makes: of a value its shape and type."""
+    """The part of an argument on which a call's results depend: of a value its shape and type."""
     if isinstance(arg, Ref):
         return Ref, tuple(values[arg.name].shape), values[arg.name].dtype
     return tuple([_seen(one, values) for one in arg]) if isinstance(arg, tuple) else (type(arg), arg)
@@ -150,12 +150,12 @@ def _compare(call: Call, made: Sequence[Any], k: int) -> None:
 
 
 def _made(call: Call, values: Mapping[str, Any]) -> Sequence[Any] | None:
-    """What a call makes; None where only values tell it."""
+    """A call's results; None where only values tell them."""
     if call.op == FOURIER:
         return _fourier(call, values)
     if call.op == BATCH_NORM:
         return _batch_norm(call, values)
-    op = "reshape" if call.op == "view" else call.op  # of values whose strides nobody keeps
+    op = "reshape" if call.op == "view" else call.op  # values here need not have the strides that a view asks for
     described = call.op in KNOWN or call.op.partition(".")[0] in KNOWN
     try:
         operator = pure_operator(op, described)
@@ -177,9 +177,9 @@ def _made(call: Call, values: Mapping[str, Any]) -> Sequence[Any] | None:
         found = operator(*positional, **named)
     except NotImplementedError:
         return None
-    except Exception as error:  # whatever ATen says of the arguments
+    except Exception as error:  # whatever ATen raises for these arguments
         said = str(error).partition("\n")[0]
-        if "meta" in said or "data-dependent" in said:  # wants values
+        if "meta" in said or "data-dependent" in said:  # it asks for values
             return None
         fact = one_line(said.replace("\n", " ") or type(error).__name__, 240)
         raise InputError(fact, ("args",), hint=f"arguments as ATen has them: {operator._schema}") from None
@@ -187,7 +187,7 @@ def _made(call: Call, values: Mapping[str, Any]) -> Sequence[Any] | None:
 
 
 def _argument(wanted: Any, arg: Arg, values: Mapping[str, Any], i: int) -> Any:
-    """An argument of the type that the schema has."""
+    """An argument as the schema's type."""
     kind = str(wanted.type)
     if wanted.name == "device":
         if not isinstance(arg, str | None):

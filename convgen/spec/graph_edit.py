@@ -1,4 +1,4 @@
-"""Graphs from graphs: without what nobody reads, with other names, in evaluation; and when two are one."""
+"""Graphs made from graphs: without unread calls, with other names, in evaluation; and whether two graphs are equal."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ def pruned(calls: Sequence[Call], needed: Iterable[str]) -> tuple[Call | None, .
 
 
 def renamed(call: Call, name: Callable[[str], str]) -> Call:
-    """The call with other names of what it reads and makes."""
+    """The call with other names for its operands and results."""
     results = tuple(value and replace(value, name=name(value.name)) for value in call.results)
     return replace(call, args=tuple(_renamed(arg, name) for arg in call.args), results=results)
 
 
 def eval_graph(graph: Graph) -> Graph:
-    """The graph in evaluation: batch norms that have running statistics use them, nothing is updated. Dropouts vanish,
-    also those of channels, of samples (stochastic depth: products with noise over its probability), and between
-    recurrent layers.
+    """The graph in evaluation: batch norms use their running statistics, if they have any, and nothing is updated.
+    Dropouts vanish, also those of channels, of samples (stochastic depth: products with noise over its probability),
+    and between recurrent layers.
 
-    It is the module's where `"eval" in graph.modes`.
+    It is the module's own graph of evaluation where `"eval" in graph.modes`.
     """
     if graph.modes == ("eval",):
         return graph
     same: dict[str, str] = {}
     shapes = {v.name: v.shape for values in (graph.inputs, *(c.results for c in graph.calls)) for v in values if v}
-    noise: dict[str, Arg] = {}  # by name what is 1 with a probability, else 0; and that
+    noise: dict[str, Arg] = {}  # by value that is 1 with a probability, else 0: the probability
     ones: set[str] = set()  # noise divided by its probability
-    divided: dict[str, tuple[str, Arg]] = {}  # by quotient, dividend and a number
+    divided: dict[str, tuple[str, Arg]] = {}  # by quotient: its dividend, and the number that it is divided by
     calls: list[Call] = []
     for call in graph.calls:
         call = renamed(call, lambda name: same.get(name, name))
@@ -88,7 +88,7 @@ def eval_graph(graph: Graph) -> Graph:
 
 
 def _whole_of(operands: Sequence[str], divided: Mapping[str, tuple[str, Arg]], noise: Mapping[str, Arg]) -> str:
-    """x, where the operands are x over a probability and noise of that probability."""
+    """The name of x, if the operands are x over a probability and noise of that probability; else ""."""
     for a, b in (operands[:2], operands[1::-1]):
         if a in divided and b in noise and divided[a][1] == noise[b]:
             return divided[a][0]
@@ -99,7 +99,7 @@ SUMMED_IN = ("float32", "bfloat16", "float16")
 
 
 def check_reduce_dtype(dtype: str) -> None:
-    """Raises InputError: gradients can't travel in this type to be summed, which is done in float32."""
+    """Raises InputError: gradients can't travel in this type to be summed; sums are in float32."""
     if dtype and dtype not in SUMMED_IN:
         hint = did_you_mean(dtype, SUMMED_IN, ", ".join(SUMMED_IN))
         raise InputError(f"reduce_dtype {dtype} is no type in which gradients are summed", hint=hint)
@@ -112,17 +112,17 @@ def check_autocast(dtype: str) -> None:
 
 
 def check_floats(dtype: str) -> None:
-    """Raises InputError: a network can't have this type."""
+    """Raises InputError: a network can't have this floating-point type."""
     if dtype not in (known := (*FLOATS, TFLOAT32)):
         hint = did_you_mean(dtype, known, ", ".join(known))
         raise InputError(f"dtype {one_line(dtype, 100)} is no type of floats", ("dtype",), hint=hint)
 
 
 def with_dtype(graph: Graph, dtype: str) -> Graph:
-    """The graph with another type of floats, in the place of every one that it has.
+    """The graph with one floating-point type in place of all that it has.
 
     Args:
-        dtype: tfloat32 is float32 whose products take TF32 on a GPU.
+        dtype: the type; tfloat32 is float32 whose products take TF32 on a GPU.
 
     Raises:
         InputError: it is no type of floats.
@@ -151,10 +151,10 @@ def with_dtype(graph: Graph, dtype: str) -> Graph:
 
 
 def same_calls(a: Graph, b: Graph, same_constant: Callable[[str, str], bool]) -> bool:
-    """Do two graphs of one module compute the same? Names of results and of constants may differ.
+    """Whether two graphs of one module compute the same. Names of results and of constants may differ.
 
     Args:
-        same_constant: whether a constant of `a` holds what one of `b` does.
+        same_constant: whether a constant of `a` holds the same as one of `b`.
     """
     mine, theirs = _Numbered(a), _Numbered(b)
     pairs = list(zip(mine.constants, theirs.constants, strict=False))

@@ -1,4 +1,4 @@
-"""Graph files: what `convgen import` writes, and what reads it back as it was.
+"""Graph files: `convgen import` writes them, and they are read back as equal graphs.
 
     network: resnet18
     format: 1
@@ -17,9 +17,9 @@
       conv1: {kind: Conv2d, has: {in_channels: 3, kernel_size: [7, 7], ...}}
 
 In arguments `%NAME` is a value and `N` or `3*N` a multiple of the number of samples; a text that would read as one of
-them has `%%` before it. A graph of which other extents are open says their letters with the example's sizes, sizes as
-expressions of these, and what they have to fulfil: `open: {H: 64, W: 64}`, `shape: [N, 64, "(H - 1)//2 + 1", W//2]`,
-`conditions: ["H%8 == 0"]`. What the source takes from a value's type stands without and under torch.autocast:
+them has `%%` before it. A graph with other open extents has their letters with the example's sizes, its sizes as
+expressions of letters, and conditions on these: `open: {H: 64, W: 64}`, `shape: [N, 64, "(H - 1)//2 + 1", W//2]`,
+`conditions: ["H%8 == 0"]`. What the source takes from a value's type is written without and under torch.autocast:
 `{plain: float32, bfloat16: bfloat16, float16: float16}`.
 """
 
@@ -51,18 +51,18 @@ _WORDS = frozenset(("null", "true", "false", "yes", "no", "on", "off"))  # of YA
 
 
 def constants_path(path: str | Path) -> Path:
-    """Where the tensors of a graph file stand: beside it, as NAME.constants.safetensors."""
+    """Where a graph file's tensors are: beside it, in NAME.constants.safetensors."""
     return Path(path).with_suffix(".constants.safetensors")
 
 
 def given_names(graph: Graph) -> tuple[str, ...]:
-    """The constants, parameters and buffers whose values stand in the file of tensors."""
+    """Names of constants, parameters and buffers whose values are in the file of tensors."""
     held = (*graph.parameters, *graph.buffers)
     return (*(v.name for v in graph.constants), *(v.name for v in held if v.init == "given"))
 
 
 def read_constants(path: str | Path, graph: Graph) -> dict[str, torch.Tensor]:
-    """The tensors that stand beside a graph's file, by name: `given_names`; none without a need for any.
+    """The tensors in the file beside a graph's, by name: those of `given_names`; none if the graph needs none.
 
     Raises:
         InputError: the file of tensors can't be read, or is another graph's.
@@ -89,7 +89,7 @@ def read_constants(path: str | Path, graph: Graph) -> dict[str, torch.Tensor]:
 
 
 def write_graph(graph: Graph) -> str:
-    """The text of a graph's file; `read_graph` makes an equal graph of it."""
+    """The text of a graph's file; `read_graph` reads an equal graph from it."""
     dtype = graph.inputs[0].dtype if graph.inputs and not graph.tf32 else DTYPE
     lines = [
         f"network: {_scalar(graph.name)}",
@@ -211,7 +211,7 @@ def _float(value: float) -> str:
 
 
 def _scalar(text: str, *, is_size: bool = False) -> str:
-    """A text as YAML reads it back as one: plain where that is plain, else as JSON writes it."""
+    """A text that YAML reads back as a text: plain where that works, else as JSON writes it."""
     if is_size and _SIZE.fullmatch(text):
         return text
     plain = _PLAIN.fullmatch(text) and text.lower() not in _WORDS and Extent.read(text) is None

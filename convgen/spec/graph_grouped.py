@@ -1,4 +1,4 @@
-"""A network as if its convolutions were of groups: what layouts would bring that need less communication.
+"""A network as if its convolutions had groups: the communication that layouts would save.
 
 Source: [CF] 8, "grouped convolutions could be used to reduce the communication requirements of our algorithms".
 """
@@ -15,11 +15,11 @@ CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")  # (x, w, bias, stride, padding, d
 
 
 def grouped(graph: Graph, groups: int) -> tuple[Graph, tuple[str, ...]]:
-    """Another network: convolutions of one group whose channels and filters divide by `groups` have so many groups, and
-    a weight of as many times fewer elements; and modules of those that have.
+    """Another network, and the names of modules that it changes: convolutions of one group, whose channels and filters
+    divide by `groups`, have so many groups, and weights with so many times fewer elements.
 
     Raises:
-        InputError: there are none.
+        InputError: there are no such convolutions.
     """
     parameters = {v.name: v for v in graph.parameters}
     readers = Counter(name for call in graph.calls for name in refs(call.args))

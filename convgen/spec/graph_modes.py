@@ -1,4 +1,4 @@
-"""Which modules of the source compute in training what they don't in evaluation."""
+"""Modules of the source that compute something else in training than in evaluation."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ NORMS = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm")
 
 
 def own_modes(graph: Graph) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Paths of torch's batch norms, each of which computes as its own mode says; and paths of the others.
+    """Paths of torch's batch norms, each of which computes as its own mode says; and paths of other such modules.
 
-    A batch norm whose running statistics are changed by anything else than itself is one of the others.
+    A batch norm whose running statistics something else changes is one of the others.
     """
     owners = {v.name: v.owner for v in graph.buffers}
     names = {name: name for name in owners}
-    if graph.modules:  # which say what is one module under several paths
+    if graph.modules:  # these say which paths are one module
         names |= dict(graph.aliases)
     norms: dict[str, None] = {}
     others: dict[str, None] = {}
-    renewed: dict[str, str] = {}  # buffers, and the norm that renews them
+    renewed: dict[str, str] = {}  # by buffer, the norm that renews it
     for call in graph.calls:
         mean = call.args[3] if call.op == BATCH_NORM else None
         if isinstance(mean, Ref):

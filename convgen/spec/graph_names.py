@@ -1,11 +1,11 @@
-r"""Names in a graph, which become names and texts of Python: what they may be.
+r"""Names in a graph, which become names and texts in Python: the grammar that each must follow.
 
 | of | grammar |
 |---|---|
 | the network | an identifier of ASCII letters, digits and _, no keyword |
 | inputs; results; classes of modules | an identifier of Python |
 | parameters, buffers, constants, outputs, paths of modules | printable parts between points, no quotes, no \ |
-| of these what a Network holds | no part that modules of torch, or a Network, have of their own |
+| tensors and modules that a Network holds | no part that torch's modules, or a Network, have themselves |
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from convgen.spec.source import KeyPath
 from convgen.spec.taken import MODULE, NETWORK, PYTHONS
 from convgen.spec.text import shown
 
-MAX_NAME = 500  # of a path: deep models have long ones
+MAX_NAME = 500  # characters of a path: deep models have long ones
 _NOT_IN_PARTS = frozenset("\"'`\\{}")
 
 
 def check_names(graph: Graph) -> None:
-    """Every name of a graph, by these grammars.
+    """Check every name of a graph by these grammars.
 
     Raises:
-        InputError: names the key path of the first that is none.
+        InputError: names the key path of the first wrong name.
     """
     check_name(graph.name, ("network",), of_file=False)
     if not graph.source.isprintable():
@@ -64,7 +64,7 @@ def _names(graph: Graph) -> Iterator[tuple[str, KeyPath, bool]]:
 
 
 def _held(graph: Graph) -> Iterator[tuple[str, KeyPath]]:
-    """Names of what a Network holds, under which it is found again: tensors and modules."""
+    """Names of tensors and modules that a Network holds, under which they are found again."""
     for key, values in (("parameters", graph.parameters), ("buffers", graph.buffers)):
         yield from ((v.name, (key, v.name)) for v in values)
     yield from ((name, ("aliases", name)) for name, _ in graph.aliases)
@@ -72,7 +72,7 @@ def _held(graph: Graph) -> Iterator[tuple[str, KeyPath]]:
 
 
 def _is_identifier(name: str) -> bool:
-    """Python reads identifiers in their NFKC form: two that differ would become one."""
+    """Whether a name is an identifier in NFKC form: Python would turn two that differ in form into one."""
     return name.isidentifier() and len(name) <= MAX_NAME and unicodedata.normalize("NFKC", name) == name
 
 

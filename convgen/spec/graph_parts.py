@@ -1,4 +1,4 @@
-"""Batch norms whose statistics are of parts of the batch: of a graph, and of how a layout splits what they normalise.
+"""Batch norms with statistics of parts of the batch: in a graph, and by how a layout splits what they normalise.
 
 | statistics | a part, with statistics of its own |
 |---|---|
@@ -6,8 +6,8 @@
 | spatial | the samples of a rank, with all of their rows: merged over the ranks that share a sample |
 | local | what a rank holds |
 
-A call of `batch_norm` says its parts behind eps: pairs of a dimension and the sizes of the axes that split it,
-outermost first. So a graph says what it computes, on whatever grid it is laid out then.
+A call of `batch_norm` has its parts behind eps: pairs of a dimension and the sizes of the axes that split it, outermost
+first. So a graph says what it computes, on whatever grid it is laid out.
 
 Source: [SP] III-B.
 """
@@ -28,11 +28,11 @@ from convgen.spec.names import did_you_mean
 
 Statistics = Literal["global", "spatial", "local"]
 Parts = tuple[tuple[int, tuple[int | tuple[int, ...], ...]], ...]
-CHANNELS = 1
+CHANNELS = 1  # their dimension
 
 
 def check_statistics(statistics: str) -> None:
-    """Raises InputError: there are no such."""
+    """Raises InputError: there are no such statistics."""
     names: tuple[str, ...] = get_args(Statistics)
     if statistics not in names:
         hint = did_you_mean(statistics, names, ", ".join(names))
@@ -40,7 +40,7 @@ def check_statistics(statistics: str) -> None:
 
 
 def parts_of(statistics: str, stored: Sequence[Axes], grid: Grid) -> Parts:
-    """Parts of a batch norm whose operand is stored so.
+    """The parts of a batch norm whose operand is stored so.
 
     Example:
         >>> parts_of("spatial", (("N",), (), ("H",), ()), Grid((("N", 2), ("H", 2))))
@@ -53,17 +53,17 @@ def parts_of(statistics: str, stored: Sequence[Axes], grid: Grid) -> Parts:
 
 
 def _plain(size: int) -> int | tuple[int, ...]:
-    """As relations have it: ranks, or a share for each."""
+    """An axis's size as relations have it: a number of ranks, or a share for each."""
     return size.shares if isinstance(size, Uneven) else size
 
 
 def normalised(graph: Graph) -> tuple[str, ...]:
-    """What batch norms in training read."""
+    """Names of the values that batch norms in training read."""
     return tuple(dict.fromkeys(name for call in graph.calls if (name := _normalised(call)) is not None))
 
 
 def _normalised(call: Call) -> str | None:
-    """What a batch norm in training reads; None: the call is none."""
+    """The name of the value that a batch norm in training reads; None for another call."""
     if call.op != BATCH_NORM or not call.args[5]:
         return None
     operand = call.args[0]
@@ -72,10 +72,10 @@ def _normalised(call: Call) -> str | None:
 
 
 def with_statistics(graph: Graph, statistics: str, stored: Mapping[str, Sequence[Axes]], grid: Grid) -> Graph:
-    """The graph with batch norms in training by parts of how their operands are stored.
+    """The graph with statistics of batch norms in training by parts, as their operands are stored.
 
     Args:
-        stored: how values lie, by name; copies if they are not there.
+        stored: by name, how a value is stored; a value that is missing has copies.
     Raises:
         InputError: an operand has other dimensions.
     """

@@ -1,4 +1,4 @@
-"""Reads graph files; what is wrong is said with its line. `graph_file` says how they look."""
+"""Reads graph files, and names the line of a mistake; `graph_file` describes the format."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _FIRST = re.compile(r"\s*network\s*:")
 
 
 def is_graph_file(path: str | Path) -> bool:
-    """Does a file begin as a graph file does, with its key `network`? False for what can't be read."""
+    """Whether a file begins as a graph file does, with its key `network`; False if it can't be read."""
     skipped = ("#", "---", "%YAML")
     lines = (line for line in beginning(path).splitlines() if line.strip() and not line.lstrip().startswith(skipped))
     return _FIRST.match(next(lines, "")) is not None
@@ -44,7 +44,7 @@ def read_graph(path: str | Path, *, checked: bool = True) -> Graph:
     """The graph that a file holds.
 
     Args:
-        checked: its operators, arguments, shapes and types too (spec/graph_check.py), for which torch is there.
+        checked: whether to check operators, arguments, shapes and types too (spec/graph_check.py), which needs torch.
     Raises:
         InputError: the file can't be read, is no graph file, or says what can't be; names the line.
     """
@@ -64,8 +64,8 @@ def read_graph(path: str | Path, *, checked: bool = True) -> Graph:
 class _Reader:
     source: Source
     dtype: str = DTYPE
-    known: dict[str, KeyPath] = field(default_factory=dict[str, KeyPath])  # values so far, and where they are made
-    letters: frozenset[str] = frozenset("N")  # that sizes may be expressions of
+    known: dict[str, KeyPath] = field(default_factory=dict[str, KeyPath])  # by value so far, where it is made
+    letters: frozenset[str] = frozenset("N")  # letters that sizes may have
 
     def graph(self, data: dict[str, Any]) -> Graph:
         data = without_format(data)

@@ -21,8 +21,8 @@ Axes = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`kernels`: (phase, local kernel as text) of the phases that name one. `core_groups` of a rank and `plan`, how a
-    phase's plan is chosen, are of target sw26010.
+    """Options of a layer. `kernels`: (phase, local kernel as text) for phases that name one. `core_groups`, of a rank,
+    and `plan`, how a phase's plan is chosen, are for target sw26010.
     """
 
     hold_x: Literal["gathered", "stored"] = "gathered"
@@ -34,7 +34,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distribution:
-    """Grid axes that block-distribute each dimension, outermost first; dx, dy, dw and bias follow.
+    """Grid axes that block-distribute each dimension, outermost first; layouts of dx, dy, dw and bias follow.
 
     x: (N, C, spatial...), w: (F, C), or (C, F) of a transposed convolution, y: (N, F, spatial...).
     """
@@ -50,9 +50,8 @@ class Layer:
 
     Validated on its own, not yet against the grid.
 
-    `roles[phase]` is the axis -> role map in the order it was written, for the phases that were given;
-    exactly one of `algorithm` and `distribution` is set. `usual_format`: the memory format is the target's, nobody
-    said one.
+    `roles[phase]` maps axes to roles in the order written, for the phases given; exactly one of `algorithm` and
+    `distribution` is set. `usual_format`: the memory format is the target's usual one, as the file names none.
     """
 
     name: str
@@ -70,7 +69,7 @@ class Layer:
     usual_format: bool = field(default=False, compare=False)
 
     def made_for(self, target: Target) -> Layer:
-        """The same layer for another target, in the memory format that was said, or else in that target's."""
+        """The layer for another target, in the memory format that its file names, or else that target's usual one."""
         if not self.usual_format:
             return replace(self, target=target)
         return replace(self, target=target, memory_format=target.memory_format(len(self.conv.spatial)))

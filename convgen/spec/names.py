@@ -1,4 +1,4 @@
-"""Names: which are valid, what a wrong one was probably meant to be."""
+"""Names: which are valid, and what a wrong one probably means."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def check_name(name: str, path: KeyPath = ("name",), *, of_file: bool = True) ->
     """A layer's name: it names the generated file, its functions and its torch op.
 
     Args:
-        of_file: a network's names no file.
+        of_file: whether the name becomes a file's; a network's does not.
     Raises:
         InputError: not an ASCII identifier, a keyword, longer than MAX_NAME, or the name of a module of Python's, or of
             a package that generated modules or their users import.

@@ -11,7 +11,7 @@ from convgen.algebra.conv import Conv, Spatial
 from convgen.spec.layer import DTYPE_BYTES, Layer
 from convgen.spec.source import KeyPath, Source
 
-# How a node is laid out, as a layer's file says it.
+# Keys that say how a node is laid out, as in a layer's file.
 PLACED = ("distribution", "roles")
 # What a node does, and the keys that it takes besides name, kind and from; "!" marks those it needs.
 KINDS: dict[str, tuple[str, ...]] = {
@@ -43,12 +43,12 @@ class Node:
     Attributes:
         kind: "input", or one of KINDS.
         inputs: names of the nodes that it reads, in order.
-        shape: of its output, (N, C, spatial...); () for the loss.
+        shape: of the node's output, (N, C, spatial...); () for the loss.
         conv: the index space of a convolution, transposed or not; of a linear layer, as a 1x1 convolution on one
             pixel; of a pooling, as a depthwise convolution. None for the others.
-        layer: a convolution as a layer on a grid of the axes that its `distribution` and `roles` name; None where it
-            has none.
-        numbers: of a local response normalisation size, alpha, beta and k.
+        layer: a convolution as a layer, on a grid of the axes that its `distribution` and `roles` name; None where it
+            has neither.
+        numbers: size, alpha, beta and k of a local response normalisation.
         path: where the file says it.
     """
 
@@ -86,11 +86,11 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """A graph of nodes; the first is the input, the last the only one that nothing reads.
+    """A graph of nodes; the first is the input, and only the last is read by no other.
 
     Attributes:
-        nodes: in topological order, as written where that is one.
-        dtype: of activations, weights and gradients.
+        nodes: in topological order, which is the written order if that is topological.
+        dtype: the type of activations, weights and gradients.
     """
 
     name: str
@@ -105,7 +105,7 @@ class Network:
 
     @cached_property
     def readers(self) -> Mapping[str, tuple[Node, ...]]:
-        """For each node, those that read it."""
+        """By node, the nodes that read it."""
         return {n.name: tuple(m for m in self.nodes if n.name in m.inputs) for n in self.nodes}
 
     @property
@@ -122,7 +122,7 @@ class Network:
 
 
 def pixel(shape: tuple[int, ...]) -> Conv:
-    """The 1x1 convolution without mixing whose x and y both are a tensor of this shape: its index space.
+    """The index space of a tensor of this shape: a 1x1 convolution without mixing, whose x and y are both the tensor.
 
     Example:
         >>> pixel((8, 64, 14, 14)).elements("x")

@@ -1,4 +1,4 @@
-"""The compact notation of a network file, written out: blocks with parameters, repetition, default names and inputs.
+"""A network file's compact notation, written out: blocks with parameters, repetition, default names and inputs.
 
 blocks:
   basic:                                   # a block's nodes; the first reads the block's input, called `in`
@@ -51,7 +51,7 @@ class _Scope:
 
 
 def write_out(nodes: object, blocks: object) -> tuple[Written, ...]:
-    """Every node of a network, blocks expanded.
+    """Every node of a network, with blocks expanded.
 
     Raises:
         InputError: an entry that is no node; paths lead into the file's data.
@@ -69,7 +69,7 @@ class _Expander:
         self.found: list[Written] = []
 
     def list(self, nodes: object, path: KeyPath, scope: _Scope) -> str:
-        """Append a list's nodes; the name of the last."""
+        """Append the nodes of a list; gives the name of the last."""
         entries = as_list(nodes)
         if not entries:
             fact = f"{'.'.join(map(str, path))} is {kind_of(nodes) if nodes else 'empty'}, not a list of nodes"
@@ -155,7 +155,7 @@ class _Expander:
     def inputs(
         self, data: dict[str, Any], before: str, local: dict[str, str], path: KeyPath, scope: _Scope
     ) -> tuple[str, ...]:
-        """Full names of what a node reads; of a name that a block doesn't have, the network's."""
+        """Full names of the nodes that a node reads; a name that its block lacks is the network's."""
         value = data.pop("from", None)
         if value is None:
             return (before,)
@@ -188,7 +188,7 @@ class _Expander:
 
 
 def _parameters(value: object) -> Iterator[str]:
-    """Names that a block's nodes use with a $."""
+    """Names of parameters, which a block's nodes write with a $."""
     if isinstance(value, dict):
         for item in cast("dict[str, object]", value).values():
             yield from _parameters(item)
@@ -200,7 +200,7 @@ def _parameters(value: object) -> Iterator[str]:
 
 
 def _suffixes(repeat: object, path: KeyPath) -> list[str]:
-    """What the names of each repetition end with: the texts given, or 1, 2, ..."""
+    """The ends of names for each repetition: the texts given, or 1, 2, ..."""
     if isinstance(repeat, int) and not isinstance(repeat, bool) and 1 <= repeat <= MAX_NODES:
         return [str(i + 1) for i in range(repeat)]
     texts = as_list(repeat)

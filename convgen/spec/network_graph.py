@@ -1,7 +1,7 @@
-"""A network written by hand as the graph of calls that a PyTorch module of it would make, without torch.
+"""A network written by hand, as the graph that torch.export would make of its module, written without torch.
 
 So it is compiled to a package, checked, planned and trained like any other (spec/exported). A loss at its end is an
-output of its own, beside what it is of, and reads labels.
+extra output, beside the scores that it reads, and it reads labels.
 
 | kind | calls |
 |---|---|
@@ -36,7 +36,7 @@ from convgen.spec.taken import NETWORK
 
 LOSS = "softmax_loss"
 INPUT, TARGET = "input", "target"
-ROW = "conv"  # the module of a layer's row
+ROW = "conv"  # the name of the module of a layer's row
 
 
 def read_network_graph(path: str | Path) -> Graph:
@@ -73,7 +73,7 @@ def network_graph(network: Network, *, source: str = "") -> Graph:
 
 
 def module_of(node: Node) -> str:
-    """What a node's module is called: attributes of the package's own modules are taken."""
+    """The name of a node's module; names that the package's modules use themselves get a _."""
     return node.name + "_" * (node.name in NETWORK)
 
 
@@ -88,18 +88,18 @@ def given_row(module: str, layer: Layer, path: KeyPath = ()) -> GivenRow:
 
 
 def node_of(network: Network, module: str) -> Node | None:
-    """The node that a call is of, by the call's module; None: a call of no node's."""
+    """The node that a call belongs to, by the call's module; None if it belongs to none."""
     name = module.split(".")[0]
     known = network.node.get(name) or network.node.get(name.removesuffix("_"))
     return known if known is not None and name in (known.name, module_of(known)) else None
 
 
 def layer_graph(layer: Layer) -> Graph:
-    """A layer as the graph of a network of one row: input "x", output "y". Its layout is not in it, nor its memory
-    format: a package takes tensors of any.
+    """A layer as the graph of a network of one row: input "x", output "y". The graph has no layout, and no memory
+    format, as a package takes tensors of any.
 
     Raises:
-        InputError: it has what networks have not: a mesh's target, kernels by name, native sums.
+        InputError: the layer has what networks lack: a mesh's target, kernels by name, native sums.
     """
     conv, target = layer.conv, layer.target
     lacks = {
@@ -117,12 +117,12 @@ def layer_graph(layer: Layer) -> Graph:
 
 
 class _Writer:
-    """Calls, one after the other, and what they read."""
+    """Writes calls one after the other, and the values that they read."""
 
     def __init__(self, name: str, source: str, dtype: str, batch: int) -> None:
         self.name, self.source, self.batch = name, source, batch
         self.tf32 = dtype == TFLOAT32
-        self.dtype = "float32" if self.tf32 else dtype  # of tensors
+        self.dtype = "float32" if self.tf32 else dtype  # the type of tensors
         self.inputs: list[Value] = []
         self.parameters: list[Value] = []
         self.buffers: list[Value] = []
@@ -132,7 +132,7 @@ class _Writer:
         self.modules: list[str] = []
 
     def graph(self, outputs: dict[str, str]) -> Graph:
-        """Results are called after the nodes."""
+        """The graph; results get their nodes' names."""
         calls, known = [(call, call.module) for call in self.calls], [*self.parameters, *self.buffers, *self.inputs]
         found = result_names(calls, self.modules, [*outputs.values()], self.updates, [v.name for v in known])
 
@@ -156,7 +156,7 @@ class _Writer:
         )
 
     def call(self, op: str, args: Sequence[Arg], shape: Sequence[int], module: str, kind: str = "") -> str:
-        """A call of one result; its name for now."""
+        """Add a call with one result; gives the result's name for now."""
         value = Value(name=f"%{len(self.calls)}.0", shape=_sized(shape) if shape else (), dtype=self.dtype)
         self._call(op, args, (value,), module, kind)
         return value.name
@@ -168,7 +168,7 @@ class _Writer:
 
     # ---------------------------------------------------------------- nodes
     def node(self, node: Node, reads: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> str:
-        """The calls of a node that is no loss."""
+        """Add the calls of a node that is no loss."""
         x, shape, dims = reads[0], shapes[0], len(shapes[0]) - 2
         node = replace(node, name=module_of(node))
         match node.kind:
@@ -209,10 +209,10 @@ class _Writer:
                 raise ValueError(node.kind)
 
     def convolution(self, conv: Conv, name: str, x: str, shape: Sequence[int], made: Sequence[int]) -> str:
-        """A convolution of any padding, or a transposed one.
+        """Add a convolution with any padding, or a transposed one.
 
         Raises:
-            InputError: a transposed one whose crops differ on both sides, which ATen has not.
+            InputError: a transposed convolution crops differently on both sides, which ATen can't.
         """
         if conv.transposed and any(s.pad_lo != s.pad_hi for s in conv.spatial):
             fact = f"{name}: {conv.name} with padding {[[s.pad_lo, s.pad_hi] for s in conv.spatial]}"
@@ -240,7 +240,7 @@ class _Writer:
         return self.call(f"conv{dims}d", args, made, name, f"Conv{dims}d")
 
     def _linear(self, node: Node, conv: Conv, x: str, shape: Sequence[int]) -> str:
-        """Features without space, or on one pixel."""
+        """Add a linear layer over features without space, or on one pixel."""
         if len(shape) > 2:
             x = self.call("view", (Ref(x), (samples(), prod(shape[1:]))), (conv.batch, prod(shape[1:])), "")
         w, bias = self._parameters(
@@ -250,7 +250,7 @@ class _Writer:
         return self.call("view", (Ref(y), (-1, *node.shape[1:])), node.shape, "") if len(node.shape) > 2 else y
 
     def _response(self, node: Node, x: str, shape: tuple[int, ...]) -> str:
-        """Planes of channels are rows of a volume, of which windows have their mean."""
+        """Add a local response normalisation: channels become rows of a volume, over which windows take their mean."""
         size, alpha, beta, k = int(node.numbers[0]), *node.numbers[1:]
         n, c, rest = shape[0], shape[1], shape[2:] if len(shape) == 4 else (prod(shape[2:]), 1)
 
@@ -293,7 +293,7 @@ class _Writer:
     def _parameters(
         self, name: str, owner: str, shape: tuple[int, ...], fan_in: int, bias: int
     ) -> tuple[Ref, Ref | None]:
-        """w and, of so many elements, bias."""
+        """Add w and, if it has elements, a bias of so many."""
         init = f"kaiming_uniform:{fan_in}"
         self.parameters.append(self._state(f"{name}.weight", owner, shape, init))
         if bias:
@@ -303,11 +303,11 @@ class _Writer:
 
 
 def taps(conv: Conv) -> tuple[tuple[int, ...], ...]:
-    """Kernel, stride, padding, dilation, by dimension."""
+    """Kernel, stride, padding and dilation, each with a number for every dimension."""
     found = [(s.kernel, s.stride, s.pad_lo, s.dilation) for s in conv.spatial]
     return tuple(zip(*found, strict=True))
 
 
 def _sized(shape: Sequence[int]) -> tuple[Size, ...]:
-    """The first extent counts samples."""
+    """A shape whose first extent counts samples."""
     return (samples(), *shape[1:])

@@ -89,13 +89,13 @@ class PlanFile:
 
 
 def is_plan_file(path: str | Path) -> bool:
-    """Whether a file's first key says that it is a network's plan."""
+    """Whether a file's first key is that of a network's plan."""
     first = next((line for line in beginning(path).splitlines() if line.strip() and not line.startswith("#")), "")
     return first.startswith("network_plan:")
 
 
 def write_plan(plan: PlanFile, head: Sequence[str] = ()) -> str:
-    """The file's text; `head`: comments above it."""
+    """The text of a plan's file; `head`: comments above it."""
     lines = [*(f"# {one_line(h, 2000)}" for h in head), f"network_plan: {plan.name}", f"{KEY}: {FORMAT}"]
     lines.append(f"graph: {_quoted(plan.graph)}")
     if plan.machine:
@@ -131,7 +131,7 @@ def read_plan(path: str | Path) -> PlanFile:
     """The plan in a file.
 
     Raises:
-        InputError: it can't be read; says file and line.
+        InputError: the file can't be read; says file and line.
     """
     document = read_yaml(path, LONGEST)
     try:
@@ -211,7 +211,7 @@ def _row(data: object, grid: Grid, path: KeyPath) -> RowPlan:
 
 
 def _way(row: Mapping[str, Any], grid: Grid, path: KeyPath) -> tuple[int, Roles]:
-    """A signature's number, and roles."""
+    """The number of a signature, and roles."""
     way = row.get("way", 0)
     if type(way) is not int or way < 0:
         raise InputError(f"way can't be {shown(way)}", (*path, "way"), hint="a signature's number, from 0")

@@ -1,4 +1,4 @@
-"""Networks in: a YAML file, or plain data, to a Network (docs/plan.md shows the form)."""
+"""Reads networks: a YAML file, or plain data, to a Network (docs/plan.md shows the form)."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from convgen.spec.yaml import read_yaml
 
 KEYS = ("name", "input", "dtype", "blocks", "nodes")
 _NODES = re.compile(r"^nodes\s*:", re.MULTILINE)
-OTHER_FILES = {"layer": "this is a layer file", "layers": "this is a plan"}  # by a key that only they have
+OTHER_FILES = {"layer": "this is a layer file", "layers": "this is a plan"}  # by a key that only such files have
 
 
 def is_network_file(path: str | Path) -> bool:
-    """Has a file a line with the key `nodes`, as networks written by hand do? False for what can't be read."""
+    """Whether a file has a line with the key `nodes`, as networks written by hand do; False if it can't be read."""
     return _NODES.search(beginning(path)) is not None
 
 
@@ -97,7 +97,7 @@ def _input_shape(value: object) -> tuple[int, ...]:
 
 
 def _made(one: Written, shapes: dict[str, tuple[int, ...]]) -> Node:
-    """A node with its shape; a mistake is said with the node, its line and the block that it is from."""
+    """A node with its shape; an error names the node, its line and the block that it comes from."""
     try:
         check_name(one.name)
         if PYTHONS.fullmatch(one.name):
@@ -124,10 +124,10 @@ def _made(one: Written, shapes: dict[str, tuple[int, ...]]) -> Node:
 
 
 def _sorted(written: Sequence[Written]) -> list[Written]:
-    """In topological order, as written where that is one.
+    """Nodes in topological order, which is the written order if that is topological.
 
     Raises:
-        InputError: a name that stands twice, an input that doesn't exist, or a cycle.
+        InputError: a name stands twice, an input doesn't exist, or nodes form a cycle.
     """
     by_name: dict[str, Written] = {}
     for one in written:
@@ -148,7 +148,7 @@ def _sorted(written: Sequence[Written]) -> list[Written]:
         if not ready:
             _refuse_cycle({one.name: one for one in left})
         if len(ready) == len(left) or ready[0] is left[0]:
-            # A prefix in the order written, as far as it is topological.
+            # A prefix of the written order, as long as it is topological.
             for one in left:
                 if not all(n == INPUT or n in done for n in one.inputs):
                     break
@@ -160,7 +160,7 @@ def _sorted(written: Sequence[Written]) -> list[Written]:
 
 
 def _refuse_cycle(left: dict[str, Written]) -> None:
-    """Follow inputs among the nodes left until one comes up again."""
+    """Raises InputError with a cycle, found by following inputs until a node comes up again."""
     seen: list[str] = []
     here = next(iter(left))
     while here not in seen:

@@ -1,4 +1,4 @@
-"""What a node makes of the shapes that it reads, and which can't work."""
+"""Output shapes of nodes from the shapes that they read, and which shapes can't work."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def infer(kind: str, attributes: Mapping[str, Any], inputs: Mapping[str, Shape])
     Args:
         kind: one of KINDS.
         attributes: its keys besides name, kind and from.
-        inputs: shapes of what it reads, by name.
+        inputs: by name of a node that it reads, its shape.
     Raises:
         InputError: the shapes don't fit; the path leads to the attribute.
     """
@@ -98,8 +98,8 @@ def _same(kind: str, inputs: Mapping[str, Shape], dims: Iterable[int]) -> Shape:
 
 
 def _layer(kind: str, attributes: Mapping[str, Any], name: str, shape: Shape) -> Layer:
-    """A convolution's or pooling's index space: what a layer file with these keys describes, on a grid of the axes that
-    they name."""
+    """The index space of a convolution or pooling: what a layer file with these keys describes, on a grid of the axes
+    that they name."""
     if not 3 <= len(shape) <= 5:
         fact = f"it reads {name} of shape {list(shape)}: a convolution or pooling takes 1 to 3 spatial dimensions"
         raise InputError(fact, ("from",), hint="linear for features without space")
@@ -109,8 +109,8 @@ def _layer(kind: str, attributes: Mapping[str, Any], name: str, shape: Shape) ->
 
 
 def _axes(attributes: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """Axes that a node's distribution and roles name, as far as these are what they should be: of one rank, or of as
-    many as it has sizes of blocks."""
+    """Axes that a node's distribution and roles name, as far as these are well formed: each of one rank, or of as many
+    ranks as it has sizes of blocks."""
     said = (attributes.get(key) for key in PLACED)
     distribution, roles = (cast("dict[str, object]", one) if isinstance(one, dict) else {} for one in said)
     names = [entry for entries in distribution.values() for entry in as_list(entries) or ()]
@@ -122,7 +122,7 @@ def _axes(attributes: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
 
 
 def _response(attributes: Mapping[str, Any]) -> Iterator[float]:
-    """size, alpha, beta and k, by default AlexNet's in Caffe."""
+    """size, alpha, beta and k; the defaults are AlexNet's in Caffe."""
     for key, usual in (("size", 5), ("alpha", 1e-4), ("beta", 0.75), ("k", 1.0)):
         given = attributes.get(key, usual)
         whole = isinstance(given, int) and not isinstance(given, bool)
@@ -148,7 +148,7 @@ def _linear(attributes: Mapping[str, Any], shape: Shape) -> Made:
 
 
 def _of_one_row(distribution: Mapping[str, object], shape: Shape) -> dict[str, object]:
-    """A linear layer's, as that of a convolution of one row."""
+    """A linear layer's distribution as that of a convolution of one row."""
     found = dict(distribution)
     for tensor in ("x", "y"):
         entries = as_list(found.get(tensor))
@@ -170,5 +170,5 @@ def keys_of(kind: str) -> tuple[str, ...]:
 
 
 def needed_keys(kind: str) -> tuple[str, ...]:
-    """The attributes that a kind can't do without."""
+    """The attributes that a kind needs."""
     return tuple(key[:-1] for key in KINDS[kind] if key.endswith("!"))

@@ -1,9 +1,9 @@
-"""Which of ATen's operators a graph may name: functions of tensors, that leave the machine as it is.
+"""Operators of ATen that a graph may name: functions of tensors, which leave the machine as it is.
 
-By their schemas and tags: none changes an operand or gives what is no tensor, and none takes storage or a stream. What
-schemas don't say is listed: operators that read files, address devices and their libraries, change how a tensor is
-held, or give memory as it lies. What draws random numbers is refused where it is described (aten/describe.py), as
-dropout and noise have rows of their own.
+Schemas and tags tell most: none of these operators changes an operand, gives anything but tensors, or takes storage or
+a stream. What schemas don't tell is listed: operators that read files, address devices and their libraries, change how
+a tensor is held, or give uninitialised memory. Operators that draw random numbers are refused where they are described
+(aten/describe.py), as dropout and noise have rows of their own.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def pure_operator(name: str, described: bool = False) -> Any:
     """An operator by its name in a graph.
 
     Args:
-        described: rows of our own compute it, so what is listed doesn't matter.
+        described: whether rows compute it, so that the list doesn't matter.
     Raises:
-        InputError: there is none, or it does more than making tensors of tensors.
+        InputError: there is no such operator, or it does more than make tensors from tensors.
     """
     found: Any = None
     if NAME.fullmatch(name):
@@ -54,7 +54,7 @@ def pure_operator(name: str, described: bool = False) -> Any:
 
 
 def impurity(operator: Any, described: bool = False) -> str:
-    """What an operator does that no graph's may do; "" if it is pure.
+    """What an operator does that none of a graph's may; "" if it is pure.
 
     Example:
         >>> impurity(torch.ops.aten.relu.default), impurity(torch.ops.aten.relu_.default)

@@ -1,6 +1,6 @@
 """How a layer is laid out: grid, algorithm letters, distribution, roles (docs/design.md, One idea).
 
-Structure only; whether a layout can be typed (groups, empty blocks) is the algebra's to say.
+This checks structure only; the algebra says whether a layout has types (groups, empty blocks).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ MAX_AXES = 16
 
 
 def build_size(axis: str, given: object, path: KeyPath = ()) -> int:
-    """The size of an axis from what somebody has written: a number of ranks, or shares, one a rank.
+    """The size of an axis, as somebody has written it: a number of ranks, or a share for each rank.
 
     Raises:
-        InputError: neither, or shares that give no rank anything.
+        InputError: it is neither, or no share is above 0.
     """
     if type(given) is int or isinstance(given, Uneven):
         if 1 <= given < 2**31:
@@ -45,10 +45,10 @@ def build_grid(axes: Mapping[str, int | Sequence[int]]) -> Grid:
     """The grid of processors, axes in the order written.
 
     Args:
-        axes: by name how many ranks, or their shares: what the axis splits, it splits in this proportion.
+        axes: by name, the number of ranks, or a share for each, in which proportion the axis splits dimensions.
 
     Raises:
-        InputError: no axes, too many axes or ranks, a name that can't be an axis's, or what is no size of one.
+        InputError: no axes, too many axes or ranks, a name that no axis may have, or something that is no size.
     """
     if not axes:
         raise InputError("grid has no axes", ("grid",), hint="grid: {N: 2}; {N: 1} is one rank")
@@ -73,7 +73,7 @@ def algorithm_letters(algorithm: str, letters: Sequence[str]) -> Axes:
 
 
 def check_letters(algorithm: str, grid: Grid, conv: Conv) -> None:
-    """Refuse axes that a named algorithm has no role for, of one rank too; any name suits auto."""
+    """Refuse axes for which a named algorithm has no role, also those of one rank; auto takes any names."""
     if algorithm == "auto":
         return
     allowed = algorithm_letters(algorithm, conv.letters)
@@ -86,10 +86,10 @@ def check_letters(algorithm: str, grid: Grid, conv: Conv) -> None:
 
 
 def build_distribution(form: DistributionForm, grid: Grid, conv: Conv) -> Distribution:
-    """Axes per dimension of x, w and y, outermost first.
+    """By dimension of x, w and y, its axes, outermost first.
 
     Raises:
-        InputError: an entry too many or too few, an axis that the grid lacks, or one that stands twice.
+        InputError: an entry too many or too few, an axis that the grid lacks, or an axis that stands twice.
     """
     return Distribution(
         x=_tensor("x", form.x, grid, conv),
@@ -99,14 +99,14 @@ def build_distribution(form: DistributionForm, grid: Grid, conv: Conv) -> Distri
 
 
 def with_sizes(form: DistributionForm, grid: Grid, conv: Conv) -> Grid:
-    """The grid, with shares of the axes for which a distribution says the sizes of blocks.
+    """The grid, with shares for axes whose sizes of blocks a distribution says.
 
-    Along N, whose number of samples may be another one at run time, they are shares, and so they are inside of the
-    blocks of another axis.
+    Along N they are proportions, as the number of samples may change at run time; so are they within the blocks of
+    another axis.
 
     Raises:
-        InputError: sizes of more or fewer blocks than the axis has ranks, or of another extent; or an axis that would
-            split in two proportions.
+        InputError: more or fewer sizes than the axis has ranks, or sizes of another extent; or an axis would split in
+            two proportions.
     """
     known: dict[str, tuple[int, str]] = {a: (size, "grid") for a, size in grid.axes if isinstance(size, Uneven)}
     for tensor in ("x", "w", "y"):
@@ -160,7 +160,7 @@ def _tensor(tensor: str, entries: Sequence[Entry], grid: Grid, conv: Conv) -> tu
 
 
 def build_roles(form: RolesForm, grid: Grid, conv: Conv) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
-    """Axis -> role in the order written, for the phases given.
+    """By phase given, its axis -> role pairs in the order written.
 
     Raises:
         InputError: an axis that the grid lacks, or a role that the layer lacks.

@@ -18,7 +18,7 @@ from typing import Any
 from convgen.errors import Note
 from convgen.spec.text import one_line
 
-AROUND = 1  # lines of source above and below
+AROUND = 1  # lines of source that are shown above and below
 WIDE = 100  # characters of a line of source
 _OURS = str(Path(__file__).resolve().parent.parent)
 _FRAME = re.compile(r'File "([^"\n]+)", line ([0-9]+), in (\S+)')
@@ -30,7 +30,7 @@ class Place:
 
     Attributes:
         function: the name of the function around it.
-        module: path of the nn.Module whose code it is, in the tree of modules; kind: its class. Both may be empty.
+        module: path, in the tree of modules, of the nn.Module whose code it is; kind: its class. Both may be "".
     """
 
     file: str
@@ -67,7 +67,7 @@ def place_of(error: BaseException, *, own: bool = False, root: Any = None) -> Pl
     """The innermost line that an error came through outside of torch and convgen.
 
     Args:
-        own: outside of installed packages, if it came through such a line.
+        own: whether to prefer a line outside of installed packages.
         root: the nn.Module in whose tree modules are named; by default the outermost one that was running.
     """
     frames = [one for one in _frames(error.__traceback__) if not _is_library(one[0].f_code.co_filename)]
@@ -82,7 +82,7 @@ def place_of(error: BaseException, *, own: bool = False, root: Any = None) -> Pl
 
 
 def place_in(stack: str, module: str = "", kind: str = "") -> Place | None:
-    """The innermost line outside of torch and convgen of a stack that is written as Python's tracebacks are."""
+    """The innermost line outside of torch and convgen, in a stack written like Python's tracebacks."""
     for file, line, function in reversed(_FRAME.findall(stack)):
         if not _is_library(file):
             return Place(file, int(line), function, module, kind)
@@ -90,7 +90,7 @@ def place_in(stack: str, module: str = "", kind: str = "") -> Place | None:
 
 
 def last_line(error: BaseException) -> str:
-    """What Python says last of an error: its type, and the first line of its message."""
+    """The last line of Python's words about an error: its type, and the first line of its message."""
     said = traceback.format_exception_only(error)[-1].strip().splitlines()
     return one_line(said[0] if said else type(error).__name__, 200)
 
@@ -102,7 +102,7 @@ def _frames(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
 
 
 def _is_library(file: str) -> bool:
-    """Of torch's, convgen's or the import system's: nobody's who reads the message."""
+    """Whether a file is torch's, convgen's or the import system's, so that no reader of the message wrote it."""
     parts = Path(file).parts
     inside = any(a == "site-packages" and b in ("torch", "functorch") for a, b in pairwise(parts))
     return inside or file.startswith(("<", _OURS + os.sep)) or _is_standard(file)
@@ -117,7 +117,7 @@ def _is_installed(file: str) -> bool:
 
 
 def _module_of(trace: TracebackType | None, inner: FrameType, root: Any) -> tuple[str, str]:
-    """Path and class of the innermost module whose method is running; in the root's tree, or that of the outermost."""
+    """Path and class of the innermost module whose method is running, in the tree of the root, or of the outermost."""
     running: list[Any] = []
     for frame, _ in _frames(trace):
         names = frame.f_code.co_varnames[: frame.f_code.co_argcount]

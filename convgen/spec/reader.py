@@ -1,10 +1,10 @@
-"""Layers in and out: what the rest of convgen calls.
+"""Reads and writes layers: what the rest of convgen calls.
 
 read_layer(path)        a YAML layer file -> Layer
-read_layers(path)       the same, or the layers of a plan -> [Layer]
+read_layers(path)       a YAML layer file, or a plan with layers -> [Layer]
 read_csv(path, ...)     a CSV file of layers -> [Layer]
 layer_from_dict(data)   plain data -> Layer
-layer_to_dict(layer)    Layer -> plain data that says everything
+layer_to_dict(layer)    Layer -> plain data with every key written out
 locate(error, source)   fills in file and line of an error from further down
 """
 
@@ -77,7 +77,7 @@ def _layer(document: Document) -> Layer:
 
 
 def _check_format(document: Document) -> dict[str, Any]:
-    """What is there beside the format's number."""
+    """A file's data without its format's number."""
     try:
         return without_format(document.data)
     except InputError as error:

@@ -1,7 +1,7 @@
 """Tensors in a file of the safetensors format, without its package.
 
-A u64 (little-endian) with the header's length, a header in JSON that says dtype, shape and place of each tensor, and
-their bytes, little-endian and in C order.
+The file is a u64 (little-endian) with the header's length; a header in JSON with the dtype, shape and place of each
+tensor; and the tensors' bytes, little-endian and in C order.
 
 Source:
     https://huggingface.co/docs/safetensors, "Format".
@@ -26,14 +26,14 @@ CODES = {
     "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64",
 }  # fmt: skip
 DTYPES = {code: name for name, code in CODES.items()}
-ALIGNMENT = 8  # bytes that a header's length is a multiple of, with spaces
+ALIGNMENT = 8  # bytes; spaces make a header's length a multiple of it
 
 
 def tensors_bytes(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """The file of some tensors; the same bytes for the same tensors.
+    """The file with some tensors, as bytes; equal tensors give equal bytes.
 
     Raises:
-        InputError: a dtype that the format or convgen doesn't have.
+        InputError: a tensor has a dtype that the format or convgen lacks.
     """
     import torch
 
@@ -58,7 +58,7 @@ def read_tensors(path: str | Path) -> dict[str, torch.Tensor]:
     """The tensors of a file.
 
     Raises:
-        InputError: it can't be read, or is none of the format.
+        InputError: the file can't be read, or has another format.
     """
     try:
         raw = open_bytes(path, -1)
@@ -73,7 +73,7 @@ def read_tensors(path: str | Path) -> dict[str, torch.Tensor]:
 
 
 def _tensors(raw: bytes) -> dict[str, torch.Tensor]:
-    """As the format has it: the tensors' bytes stand one behind the other, none twice and none of no tensor."""
+    """The tensors in a file's bytes, which must stand one behind the other, each of exactly one tensor."""
     import torch
 
     start = 8 + int.from_bytes(raw[:8], "little")
@@ -104,7 +104,7 @@ def _tensors(raw: bytes) -> dict[str, torch.Tensor]:
 
 
 def _place(name: str, said: object) -> tuple[str, str, list[int], int, int]:
-    """Code of the dtype, shape, and from where to where."""
+    """A tensor's name, dtype code and shape, and where its bytes begin and end."""
     known = cast("dict[str, object]", said if isinstance(said, dict) else {})
     code, shape, ends = (known.get(key) for key in ("dtype", "shape", "data_offsets"))
     if len(known) == 3 and isinstance(code, str) and isinstance(shape, list) and isinstance(ends, list):

@@ -1,4 +1,4 @@
-"""Where input came from: the file's name as given, and the line of each key path."""
+"""Where input comes from: the file's name as given, and the line of each key path."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Source:
 
 
 def locate(error: InputError, source: Source) -> InputError:
-    """Fill in where an error and its notes stand, unless a deeper boundary has; hands the same error back.
+    """Fill in where an error and its notes stand, unless a deeper boundary has; gives the same error back.
 
     Example:
         >>> source = Source("a.yaml", {("grid",): 4})

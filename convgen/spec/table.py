@@ -1,4 +1,4 @@
-"""CSV files of layers: a layer a row, 2-D, square kernels, transposed or not (tuning/layers)."""
+"""CSV files of layers, one layer a row: 2-D, with square kernels, transposed or not (tuning/layers)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def read_csv(
 
     Args:
         path: the file.
-        grid: axis -> ranks, as in a layer file; likewise the others.
+        grid: axis -> ranks, as in a layer file; the other arguments are as there, too.
     Raises:
         InputError: the file, a row or one of the arguments can't work; names file and line, or the option.
     """
@@ -75,7 +75,7 @@ def read_csv(
 
 
 def _rows(text: str, file: str) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """The header, and each row with its line."""
+    """The header, and each row with the number of its line."""
     header: list[str] = []
     rows: list[tuple[int, list[str]]] = []
     for number, line in enumerate(re.split("\r\n|\n|\r", text), 1):

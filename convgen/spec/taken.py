@@ -1,8 +1,8 @@
-"""Names that no layer may have: of modules that Python, a generated module or convgen imports.
+"""Names that no layer may have: those of modules that Python, a generated module or convgen imports.
 
-Python looks in the folder of a script, and often in the working folder, before it looks at what is installed, so
-`json.py` there is what everything that says `import json` gets, torch included. The lists are fixed, rather than asked
-of the Python that runs: a layer compiles everywhere or nowhere.
+Python looks into the folder of a script, and often into the working folder, before it looks at installed packages. So a
+`json.py` there is what every `import json` gets, also torch's. The lists are fixed, instead of asked of the running
+Python: a layer compiles everywhere or nowhere.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ _STANDARD = """
     typing unicodedata unittest urllib uu uuid venv warnings wave weakref webbrowser winreg winsound wsgiref xdrlib
     xml xmlrpc zipapp zipfile zipimport zlib zoneinfo
 """
-# What is imported where a module is used: torch and triton, what they need, what they look for and can do without (as a
-# finder that records names saw; with a dill.py, `import torch` fails), what convgen needs, what stands beside them.
+# Packages imported where a module is used: torch and triton, what they need, what they look for and can do without (as
+# a finder that records names has seen; with a dill.py, `import torch` fails), what convgen needs, and what comes with
+# these.
 _PACKAGES = """
     convgen torch triton numpy
     _distutils_hack _remote_module_non_scriptable functorch torchgen filelock fsspec jinja2 markupsafe mpmath
@@ -51,7 +52,7 @@ _PACKAGES = """
     matplotlib mdurl optuna pydantic pydantic_core pygments pylab pyparsing rich ruamel sqlalchemy typing_inspection
     pytest
 """
-# What every torch.nn.Module has.
+# Attributes of every torch.nn.Module.
 _MODULE = """
     T_destination _apply _backward_hooks _backward_pre_hooks _buffers _call_impl _compiled_call_impl _forward_hooks
     _forward_hooks_always_called _forward_hooks_with_kwargs _forward_pre_hooks _forward_pre_hooks_with_kwargs
@@ -68,7 +69,7 @@ _MODULE = """
     register_state_dict_pre_hook requires_grad_ set_extra_state set_submodule share_memory state_dict to to_empty
     train training type xpu zero_grad
 """
-# What a generated Network has besides, and each module in it.
+# Further attributes of a generated Network, and of each module in it.
 _NETWORK = """
     _aliases _apart _as_known _as_source _buckets _buffered _calls _constants _copied_from _enter _facts _fill _frozen
     _inputs _instance _kind _kinds _known _learnt _looks _looks_at _mask _masks _mesh _misfits _mode_text _moded _modes

@@ -1,4 +1,4 @@
-"""Targets: what a module is made for. Made once, where a layer is read; nobody else looks into its name."""
+"""Targets: what a module is made for. A target is made once, where a layer is read; only this file parses its name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from convgen.spec.text import shown
 Kind = Literal["cpu", "cuda", "hip", "sw26010"]
 MemoryFormat = Literal["contiguous", "channels_last"]
 
-KINDS: tuple[Kind, ...] = get_args(Kind)  # each has a machine of its name: one node of its kind
+KINDS: tuple[Kind, ...] = get_args(Kind)  # each has a machine of its name: one node of that kind
 WRITTEN = "cpu, cuda[:sm_NN], hip[:gfxNNN] or sw26010"
 _TARGET = re.compile(r"cpu|cuda(:sm_[1-9][0-9]{1,2})?|hip(:gfx[1-9][0-9a-f]{2,3})?|sw26010", re.ASCII)
 
@@ -24,9 +24,9 @@ class Target:
     Attributes:
         kind: where local code comes from, and which machine models it.
         arch: 90 for sm_90, "gfx942" for AMD's; "" where there is only one.
-        shared_bytes: of one program, at most; 0 where no kernels are made for it.
-        processors: of the device that the sizes of a launch are chosen for.
-        text: as it was written: `cuda` is `cuda:sm_90`, and a module says what its layer file did.
+        shared_bytes: shared memory that one program may use; 0 where no kernels are made for the target.
+        processors: those of the device for which a launch's size is chosen.
+        text: as written: `cuda` means `cuda:sm_90`, and a module prints what its layer file says.
     """
 
     kind: Kind
@@ -38,74 +38,74 @@ class Target:
 
     @property
     def is_cpu(self) -> bool:
-        """Local convolutions are ATen's, or arrangements of its calls."""
+        """Whether local convolutions are ATen's, or arrangements of its calls."""
         return self.kind == "cpu"
 
     @property
     def is_gpu(self) -> bool:
-        """Local convolutions are Triton kernels."""
+        """Whether local convolutions are Triton kernels."""
         return self.kind in ("cuda", "hip")
 
     @property
     def is_mesh(self) -> bool:
-        """Local convolutions are programs of an SW26010's CPEs."""
+        """Whether local convolutions are programs of an SW26010's CPEs."""
         return self.kind == "sw26010"
 
     @property
     def has_programs(self) -> bool:
-        """Local convolutions are generated, not ATen's."""
+        """Whether local convolutions are generated, not ATen's."""
         return self.is_gpu or self.is_mesh
 
     @property
     def has_families(self) -> bool:
-        """Local convolutions may be kernels of families (kernels/families), which the tuner measures."""
+        """Whether local convolutions may be kernels of families (kernels/families), which the tuner measures."""
         return self.is_cpu or self.is_gpu
 
     @property
     def pads_virtually(self) -> bool:
-        """Whether local convolutions take any zero padding by themselves: ATen's don't."""
+        """Whether local convolutions take any zero padding by themselves, as ATen's don't."""
         return self.has_programs
 
     @property
     def reads_parts(self) -> bool:
-        """Local kernels read what collectives deliver, and write what they take, as it lies in memory."""
+        """Whether local kernels read what collectives deliver, and write what they take, without a copy."""
         return self.is_gpu
 
     @property
     def device(self) -> str:
-        """torch's word for where its tensors are."""
+        """The type of torch device that has its tensors."""
         return "cuda" if self.is_gpu else "cpu"
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        """Of tensors that its local convolutions take."""
+        """Types of tensors that its local convolutions take."""
         wide = ("float64", "float32")
         return wide if self.is_mesh else (*wide, "tfloat32", "bfloat16", "float16")
 
     @property
     def float32_products(self) -> str:
-        """How float32 is multiplied at float32 accuracy: split into TF32 where there are such units."""
+        """How float32 is multiplied with float32's accuracy: split into TF32 where there are units for that."""
         return "tf32x3" if self.kind == "cuda" else "ieee"
 
     @property
     def switches_tf32(self) -> bool:
-        """Whether torch multiplies float32 there as TF32 where its switches say so: not on AMD's."""
+        """Whether torch multiplies float32 as TF32 there if its switches say so: not on AMD's."""
         return self.kind == "cuda"
 
     @property
     def multiplies_float64(self) -> bool:
-        """Whether matrices of float64 can be multiplied: Triton 3.6 and 3.7 end with an assertion for gfx942."""
+        """Whether matrices of float64 can be multiplied: for gfx942, Triton 3.6 and 3.7 stop at an assertion."""
         return self.arch != "gfx942"
 
     def memory_format(self, spatial: int) -> MemoryFormat:
-        """Of a layer that says none, with so many spatial dimensions: what the target's kernels read fastest."""
+        """The format of a layer that names none, with so many spatial dimensions: the one its kernels read fastest."""
         return "channels_last" if self.is_gpu and spatial > 1 else "contiguous"
 
     def known(self) -> Target:
-        """Itself, for which kernels are made and tuned.
+        """The target itself, if kernels are made and tuned for it.
 
         Raises:
-            InputError: its architecture is none of those, or it has no families of kernels.
+            InputError: none are made for its architecture, or it has no families of kernels.
         """
         if not self.has_families:
             fact = f"{self.kind} has no families of kernels: its plans are chosen by counts"
@@ -118,17 +118,18 @@ class Target:
         return self
 
     def for_networks(self) -> Target:
-        """Itself, for which networks are compiled. Raises InputError: its architecture is none of those."""
+        """The target itself, if networks are compiled for it. Raises InputError: they are not, for its architecture."""
         return self if self.is_mesh else self.known()
 
     def __str__(self) -> str:
-        """With its architecture, however it was written."""
+        """The target with its architecture, however it was written."""
         if not self.is_gpu:
             return self.kind
         return f"cuda:sm_{self.arch}" if self.kind == "cuda" else f"hip:{self.arch}"
 
 
-# Shared memory of a block: CUDA C++ Programming Guide, table of compute capabilities; LDS: AMD CDNA ISA guides.
+# (bytes, processors). Shared memory of a block: CUDA C++ Programming Guide, table of compute capabilities; LDS: AMD
+# CDNA ISA guides.
 _CUDA = {
     80: (166912, 108),
     86: (101376, 84),
@@ -146,7 +147,7 @@ def read_target(text: str) -> Target:
     """A target as WRITTEN says, such as `cuda:sm_90`; whether kernels are made for it is not asked here.
 
     Raises:
-        InputError: it names no target.
+        InputError: the text names no target.
     """
     if not _TARGET.fullmatch(text):
         raise InputError(f"target {shown(text)} is unknown", ("target",), hint=f"{WRITTEN}; e.g. cuda:sm_90")

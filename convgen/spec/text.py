@@ -1,4 +1,4 @@
-"""Input files as text, how input is quoted in messages, and tables of text."""
+"""Input files as text, quotes from input in messages, and tables as text."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from typing import Any, cast
 
 from convgen.errors import InputError
 
-MAX_FILE_BYTES = 1 << 19
-LONGEST = 32  # times that for graphs, whose calls are thousands
+MAX_FILE_BYTES = 1 << 19  # of a layer's file
+LONGEST = 32  # times so many for graphs, with their thousands of calls
 _NOT_TEXT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufffe\uffff]")
 
 
 def open_bytes(path: str | Path, max_bytes: int) -> bytes:
-    """A file's first bytes. A pipe or a device is none: it may have no end, or nobody who writes to it.
+    """A file's first bytes. A pipe or a device is no file: it may never end, or have no writer.
 
     Raises:
-        OSError: it can't be opened, or is none.
-        ValueError: its name is none.
+        OSError: the file can't be opened, or is no file.
+        ValueError: its name can't be a file's.
     """
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     with open(handle, "rb") as stream:
@@ -36,7 +36,7 @@ def open_bytes(path: str | Path, max_bytes: int) -> bytes:
 
 
 def beginning(path: str | Path) -> str:
-    """The text that tells which kind of file it is; "" for what can't be read."""
+    """A file's text, to tell its kind by; "" if it can't be read."""
     try:
         return open_bytes(path, MAX_FILE_BYTES * LONGEST).decode("utf-8-sig", "replace")
     except (OSError, ValueError):
@@ -47,8 +47,8 @@ def read_text(path: str | Path, max_bytes: int = MAX_FILE_BYTES) -> str:
     """The text of a UTF-8 file, without a byte order mark.
 
     Raises:
-        InputError: the file can't be opened, is longer than `max_bytes`, or holds bytes that are no text;
-            names the line.
+        InputError: the file can't be opened, is longer than `max_bytes`, or holds bytes that are no text; names the
+            line.
     """
     file = str(path)
     try:
@@ -74,14 +74,14 @@ def read_text(path: str | Path, max_bytes: int = MAX_FILE_BYTES) -> str:
 
 
 class TwiceError(ValueError):
-    """A key that an object has twice."""
+    """An object has this key twice."""
 
     def __str__(self) -> str:
         return f"{shown(self.args[0])} stands in it twice"
 
 
 def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON, for `json.loads(object_pairs_hook=once)`; raises TwiceError."""
+    """An object of JSON, for `json.loads(object_pairs_hook=once)`; raises TwiceError: it has a key twice."""
     made: dict[str, Any] = {}
     for key, value in pairs:
         if key in made:
@@ -104,7 +104,7 @@ def shown(value: object, limit: int = 60) -> str:
 
 
 def as_list(value: object) -> list[object] | None:
-    """The value if it is a list, as one of anything."""
+    """The value, if it is a list; else None."""
     return cast("list[object]", value) if isinstance(value, list) else None
 
 
@@ -163,7 +163,7 @@ def kind(value: object) -> str:
 
 
 def number_of(count: int, word: str) -> str:
-    """A number of things.
+    """A number and a word, in the plural if need be.
 
     Example:
         >>> number_of(1, "rank"), number_of(2, "rank")
@@ -191,7 +191,8 @@ def parse_grid(text: str, example: str = "N=2,C=2", option: str = "--grid") -> d
 
 
 def grid_size(text: str) -> int:
-    """The size of an axis as a grid's text has it: a number of ranks, or shares between colons; 0 for none of both.
+    """The size of an axis as a grid's text has it: a number of ranks, or shares with colons between; 0 if it is
+    neither.
 
     Example:
         >>> int(grid_size("4")), grid_size("3:5").shares, grid_size("0:0"), grid_size("-1")
@@ -207,7 +208,7 @@ def grid_size(text: str) -> int:
 
 
 def gib(count: int, digits: int = 3) -> str:
-    """Bytes in GiB with so many digits behind the point, and of less than one as many that count.
+    """Bytes in GiB: with so many digits behind the point, or below 1 GiB with so many significant digits.
 
     Example:
         >>> gib(5 << 29), gib(5 << 9)
@@ -220,7 +221,7 @@ def aligned(rows: Sequence[Sequence[str]], right: Container[int] = (), indent: s
     """Lines of a table, two spaces between its columns.
 
     Args:
-        right: columns whose cells stand to the right.
+        right: numbers of columns whose cells are aligned to the right.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [

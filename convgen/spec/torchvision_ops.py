@@ -1,7 +1,7 @@
-"""torchvision beside a torch that its C library can't load into: its operators declared, so that its Python imports.
+"""Declares the operators of torchvision's C library where that can't load beside this torch, so that Python imports it.
 
-PyPI's torchvision is built for CUDA. Beside a CPU torch its library does not load, and its Python files then fail where
-they look up the operators that the library would have declared. Networks without those operators need their names only.
+PyPI's torchvision is built for CUDA. Beside a CPU torch its library does not load, and its Python files fail where they
+look up the operators that the library would have declared. Networks without those operators need only their names.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _OPERATORS = (
     "deform_conv2d(Tensor input) -> Tensor",
     "_deform_conv2d_backward(Tensor grad) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
-_kept: list[Any] = []  # a library's operators go with it
+_kept: list[Any] = []  # operators live as long as their library
 
 
 def declare_operators() -> None:
-    """Declare the operators of torchvision's C library, once, without anything behind them."""
+    """Declare the operators of torchvision's C library, once, with nothing behind them."""
     if _kept:
         return
     import torch

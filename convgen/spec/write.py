@@ -10,7 +10,7 @@ from convgen.spec.layer import Axes, Layer, Options
 
 
 def convolution_data(name: str, conv: Conv) -> dict[str, Any]:
-    """The keys of a layer file that say what is convolved."""
+    """The keys of a layer file that describe a convolution."""
     return {
         "name": name,
         "layer": conv.name,
@@ -29,8 +29,8 @@ def convolution_data(name: str, conv: Conv) -> dict[str, Any]:
 def layer_to_dict(layer: Layer) -> dict[str, Any]:
     """The layer's normal form: lists, mappings, text and numbers, with everything said.
 
-    `layer_from_dict` makes an equal layer of it, and it is a layer file once written as YAML or JSON.
-    Optional keys that were not given (machine; algorithm or distribution; roles) stay away.
+    `layer_from_dict` makes an equal layer from it, and it is a layer file once written as YAML or JSON. Optional keys
+    that were not given (machine; algorithm or distribution; roles) are left out.
     """
     conv, options = layer.conv, layer.options
     data = convolution_data(layer.name, conv) | {

@@ -63,7 +63,7 @@ class Document:
 
 @dataclass(slots=True)
 class _Node:
-    """A value before aliases are copied out; `line` is that of its key or list entry, 1-based."""
+    """A value before aliases are copied; `line` is the line of its key or list entry, from 1."""
 
     content: Scalar | list[_Node] | dict[str, _Node]
     line: int
@@ -74,7 +74,7 @@ def read_yaml(path: str | Path, times: int = 1) -> Document:
 
     Args:
         path: the file; its name as given goes into messages.
-        times: how much longer than a layer file it may be.
+        times: how many times as long as a layer file it may be.
     Raises:
         InputError: the file can't be read, isn't YAML 1.2, or isn't one mapping; names file and line.
     """
@@ -97,7 +97,7 @@ def parse_yaml(text: str, file: str = "", times: int = 1) -> Document:
 
 
 class _Reader:
-    """Events to nodes."""
+    """Turns events into nodes."""
 
     def __init__(self, text: str, file: str) -> None:
         self.file = file
@@ -201,7 +201,7 @@ class _Reader:
             if name in entries:
                 first = entries[name].line
                 self.refuse(f"key {shown(name)} stands twice, first on line {first}", line, "remove one of the two")
-            # Reserved while its value is read, so that the first of two keys is the one reported.
+            # The key is entered before its value is read, so that the first of two equal keys is reported.
             entries[name] = _Node(self.node(next(self.events), depth + 1).content, key.line)
         return entries
 
@@ -246,7 +246,7 @@ class _Reader:
 
 
 class _Copier:
-    """Nodes to plain data: aliases copied out, the line of every key path noted."""
+    """Turns nodes into plain data: copies aliases, and notes the line of every key path."""
 
     def __init__(self, lines: dict[KeyPath, int], file: str, most: int) -> None:
         self.lines, self.file, self.most, self.left = lines, file, most, most

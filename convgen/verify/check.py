@@ -39,7 +39,7 @@ Transport = Literal["virtual", "processes"]
 
 @dataclass(frozen=True, slots=True)
 class TensorReport:
-    """How far one result is from the reference, as max |error| / max |reference|, and where it first is too far."""
+    """How far one result is from the reference, as max |error| / max |reference|; and the first element too far off."""
 
     name: str
     error: float
@@ -55,7 +55,7 @@ class TensorReport:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A check's outcome: results, and bytes sent per tensor over all ranks, counted and as VOLUME has them."""
+    """A check's outcome: results; and bytes sent by tensor over all ranks, as counted and as VOLUME has them."""
 
     tensors: tuple[TensorReport, ...]
     tolerance_from: str
@@ -79,13 +79,13 @@ def check(
     interpret: bool = False,
     told: Tell = silent,
 ) -> Report:
-    """Compile to a temporary module, run all its ranks forward and backward, compare.
+    """Compile to a temporary module, run all its ranks forward and backward, and compare the results.
 
     Args:
         transport: threads of this process with a rendezvous of their own, or one gloo process a rank.
-        timeout_s: after which processes are given up; virtual ranks detect a deadlock at once.
+        timeout_s: seconds after which processes are given up; virtual ranks detect a deadlock at once.
         interpret: run a GPU target's kernels on the CPU, in Triton's interpreter.
-        told: what is going on.
+        told: is called with what is going on.
     """
     layer, space = compiled.layer, compiled.space
     given = global_tensors(layer)
@@ -148,7 +148,7 @@ def _run_virtual(
 def _compare(
     name: str, results: list[RankResult], truth: Tensor, layout: Layout, space: Space, tolerance: float
 ) -> TensorReport:
-    """Put each rank's block beside its part of the reference; every copy counts, none is taken for another's."""
+    """Compare each rank's block with its part of the reference. Every copy counts: none stands for another."""
     boxes = space.held(layout)
     worst, equal = 0.0, True
     copies: dict[tuple[int, ...], Tensor] = {}
@@ -195,7 +195,7 @@ def tolerance(
     """Largest max |error| / max |reference| that rounding explains; see TOLERANCE_FROM.
 
     Args:
-        tf32: products are made of operands rounded to TF32.
+        tf32: whether operands of products are rounded to TF32.
     """
     narrow = TORCH_DTYPES[dtype]
     u, v = ROUNDOFF[narrow], ROUNDOFF[torch.float64 if narrow == torch.float64 else torch.float32]

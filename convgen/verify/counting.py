@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-HASH_BYTES = 32
+HASH_BYTES = 32  # of SHA-256
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What one rank sent in one collective; `lane`: on which it was started, "" where it was waited for at once."""
+    """What one rank sent in one collective; `lane`: where it was started, "" if it was waited for at once."""
 
     collective: str
     group: tuple[int, ...]
@@ -23,7 +23,7 @@ class Sent:
 
 
 def is_identity(tensor: Tensor) -> bool:
-    """Whether a hash travels: a module's question whether all ranks have it, which VOLUME leaves out."""
+    """Whether what travels is a hash: a module asks with it whether all ranks have the same; VOLUME leaves it out."""
     return tensor.dtype == torch.uint8 and tensor.numel() == HASH_BYTES  # masks are bytes, too
 
 

@@ -20,15 +20,15 @@ from convgen.program.nodes import Convert, Schedule
 # and switching threads (and longer where hundreds of ranks exchange with each other); containers often allow a process
 # no more than a few thousand.
 MOST_VIRTUAL = 1024
-# A process each, with a connection of gloo's to every other: 64 took 80 s on two cores, 128 did not come together.
+# Each is a process with a gloo connection to every other: 64 took 80 s on two cores, and 128 did not come together.
 MOST_PROCESSES = 64
 WIDE = 8  # bytes of the reference's float64
-BASE = 512 * 2**20  # torch itself: 230 MiB once it has convolved, and room
-PER_PROCESS = 64 * 2**20  # what a forked rank has for itself, its connections included
+BASE = 512 * 2**20  # bytes of torch itself: 230 MiB once it has convolved, and room to spare
+PER_PROCESS = 64 * 2**20  # bytes of a forked rank's own, its connections included
 
 
 def check_fits(compiled: Compiled, transport: Literal["virtual", "processes"]) -> None:
-    """Refuse a check that has more ranks, or takes more memory, than can be had.
+    """Refuse a check with more ranks, or more memory, than this machine has for it.
 
     Raises:
         InputError: with the numbers, and what would work.
@@ -48,7 +48,7 @@ def check_fits(compiled: Compiled, transport: Literal["virtual", "processes"]) -
 
 
 def check_network_fits(compiled: CompiledNetwork, transport: Literal["virtual", "processes"]) -> None:
-    """The same of a network, by what at least it takes: every value and its gradient in the reference.
+    """The same for a network, by the least that its check takes: every value and its gradient in the reference.
 
     Raises:
         InputError: with the numbers, and what would work.
@@ -75,7 +75,7 @@ def check_ranks(ranks: int, transport: Literal["virtual", "processes"]) -> None:
 
 
 def needed_bytes(compiled: Compiled, transport: Literal["virtual", "processes"]) -> tuple[int, dict[str, int]]:
-    """About the most bytes that a check has at once, and its parts: at the end of the run, or in the reference."""
+    """About the most bytes that a check has at once, at the end of the run or in the reference; and its parts."""
     layer, space, conv = compiled.layer, compiled.space, compiled.layer.conv
     given = WIDE * sum(map(conv.elements, ("x", "w", "y")))
     stored = dict(compiled.schedule.stored)
@@ -84,14 +84,14 @@ def needed_bytes(compiled: Compiled, transport: Literal["virtual", "processes"])
     columns = _columns(conv) * _copies(compiled) if layer.dtype == "float64" and not layer.target.is_gpu else 0
     processes = layer.grid.ranks * PER_PROCESS if transport == "processes" else 0
     run = blocks + made + columns + processes
-    # Results, the squares of all that is given, and a second reference beside the first's results.
+    # Results, squares of all operands, and a second reference beside the first one's results.
     reference = blocks + 2 * given + _reference(conv)
     return BASE + given + max(run, reference), {"given": given, "run": run, "compare": reference}
 
 
 def most_elements(schedule: Schedule, space: Space) -> int:
-    """At most, of all ranks: values that are alive at the same time, what is held for backward, and what a conversion
-    packs and receives beside its result. A slice may be a view, which keeps its source."""
+    """At most, over all ranks: elements of values that are alive together, of what is held for backward, and of what a
+    conversion packs and receives beside its result. A slice may be a view, which keeps its source alive."""
     types = schedule.types()
     sizes = {name: space.elements(layout) for name, layout in types.items()}
     sliced = {step.source for _, step in schedule.steps() if isinstance(step, Convert) and step.kind == "slice"}
@@ -115,9 +115,9 @@ def most_elements(schedule: Schedule, space: Space) -> int:
 
 
 def _reference(conv: Conv) -> int:
-    """Of one convolution in float64 with its gradients, beside its operands.
+    """Bytes of one convolution in float64 with its gradients, beside its operands.
 
-    Within 2 % of what was measured in one to three dimensions; up to twice of it with groups, or in one dimension.
+    Within 2 % of measurements in one to three dimensions; up to twice as much with groups, or in one dimension.
     """
     padded = conv.batch * conv.direct.channels * prod(s.extent + s.pad_lo + s.pad_hi for s in conv.spatial)
     fine, w, coarse = (conv.elements(t) for t in (conv.fine, "w", conv.coarse))
@@ -125,7 +125,7 @@ def _reference(conv: Conv) -> int:
 
 
 def _columns(conv: Conv) -> int:
-    """ATen's float64 on a cpu unfolds what taps read for a matrix product: all, or a sample where taps are apart."""
+    """Bytes that ATen's float64 unfolds for its matrix product: for all samples, or for one where taps are apart."""
     rows = prod(s.out for s in conv.spatial)
     samples = 1 if any(s.dilation > 1 for s in conv.spatial) else conv.batch
     return WIDE * samples * conv.direct.channels * conv.taps * rows if conv.taps > 1 else 0

@@ -1,8 +1,8 @@
 """A network's graph on one device: its calls one after the other, in float64 or in a type of its own.
 
-Operators are ATen's. Two calls of a graph have a form of their own (spec/graph.py): `batch_norm`, which gives new
-running statistics too, and `dropout`. What is drawn is what operations/dropout.py draws, also for channels and samples
-(`bernoulli.p`), in attention, and as noise.
+Operators are ATen's. Two calls of a graph have a form of their own (spec/graph.py): `batch_norm`, which also gives new
+running statistics, and `dropout`. Random numbers are those of operations/dropout.py, also for whole channels and
+samples (`bernoulli.p`), in attention, and for noise.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from convgen.spec.graph_parts import Parts
 
 @dataclass(frozen=True)
 class Made:
-    """What a forward pass makes: outputs by their names, and what buffers become."""
+    """What a forward pass makes: outputs by name, and new values of buffers."""
 
     outputs: dict[str, Tensor]
     updates: dict[str, Tensor]
@@ -44,14 +44,14 @@ def run_graph(
     seed: tuple[int, int] = (0, 0),
     autocast: str = "",
 ) -> Made:
-    """Outputs and new values of buffers; autograd goes through.
+    """The graph's outputs, and new values of its buffers; autograd goes through.
 
     Args:
         graph: its number of samples is `graph.batch`.
-        given: inputs, parameters, buffers and constants by name: of the graph's types, or floats all of float64, in
-            which it is computed then.
-        training: else `eval_graph`.
-        seed: of what is drawn, and the step, from EVALUATION on in evaluation.
+        given: inputs, parameters, buffers and constants by name: in the graph's types; or all floats in float64, which
+            is then the type of every computation.
+        training: whether to run the graph as it is, or `eval_graph` of it.
+        seed: the seed of random numbers, and the step, which counts from EVALUATION in evaluation.
         autocast: the type of the torch.autocast under which calls are run; "" for none.
     """
     numbers = _numbers(graph)
@@ -77,7 +77,7 @@ def run_graph(
             kind_of, re, im, *settings = (_value(arg, values) for arg in call.args)
             operation = Fourier(tuple(re.shape), settings[0], kind_of, *settings[1:])
             made = operation.reference(*(part for part in (re, im) if part is not None))
-        elif call.op == "copy":  # what is functional of an assignment; ATen's has no derivative
+        elif call.op == "copy":  # an assignment made functional; ATen's has no derivative
             to, of = (_value(arg, values) for arg in call.args[:2])
             made = (of.to(to.dtype).expand(to.shape),)
         elif call.op == ATTENTION and call.args[4]:
@@ -96,7 +96,7 @@ def run_graph(
 
 
 def _numbers(graph: Graph) -> dict[str, int]:
-    """By what is made, which of the places that draw makes it: of training, so that evaluation draws the same."""
+    """By value made, the number of the drawing place that makes it in training, so that evaluation draws the same."""
     drawing = [c for c in graph.calls if c.op in (DROPOUT, BERNOULLI, *NOISE) or (c.op == ATTENTION and c.args[4])]
     return {name: number for number, name in enumerate(c.results[0].name for c in drawing if c.results[0])}
 
@@ -126,7 +126,7 @@ def _batch_norm(call: Call, values: Mapping[str, Tensor]) -> tuple[Any, ...]:
 def _batch_norm_by_parts(
     x: Tensor, w: Any, b: Any, mean: Any, variance: Any, momentum: float, eps: float, parts: Parts
 ) -> tuple[Any, ...]:
-    """ATen's batch norm of each part, as the ranks that make it up would; running statistics averaged by elements."""
+    """ATen's batch norm of each part, as that part's ranks would have it; running statistics averaged by elements."""
     pieces: list[tuple[slice, ...]] = [(slice(None),) * x.dim()]
     for d, sizes in parts:
         bounds = _bounds(0, x.shape[d], sizes)
@@ -146,8 +146,8 @@ def _batch_norm_by_parts(
 
 
 def _bounds(lo: int, hi: int, sizes: Sequence[int | tuple[int, ...]]) -> list[tuple[int, int]]:
-    """Blocks over axes of these sizes, outermost first: numpy's rule, and each again by the next. Of ranks with shares
-    the one that is owed most gets the next row."""
+    """Blocks over axes of these sizes, outermost first, each split again by the next axis: by numpy's rule; or by
+    shares, where the rank that is owed most gets the next row."""
     if not sizes:
         return [(lo, hi)]
     if isinstance(size := sizes[0], int):
@@ -173,12 +173,12 @@ def _dropped(x: Tensor, p: float, number: int, seed: tuple[int, int]) -> Tensor:
 
 
 def _everywhere(shape: Sequence[int], *rows: tuple[tuple[int, int], ...]) -> At:
-    """All of an operation whose indices are a result's dimensions."""
+    """The place of a rank that has all of an operation whose indices are its result's dimensions."""
     return At({f"d{d}": (0, n) for d, n in enumerate(shape)}, rows, rows)
 
 
 def _attention(call: Call, values: Mapping[str, Tensor], number: int, seed: tuple[int, int]) -> Tensor:
-    """Written out, with weights that are dropped."""
+    """Attention written out, with dropout of its weights."""
     q, k, v, mask, p, causal, scale, *_ = (_value(arg, values) for arg in call.args)
     scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
     if mask is not None:
@@ -191,13 +191,13 @@ def _attention(call: Call, values: Mapping[str, Tensor], number: int, seed: tupl
 def _operator(call: Call, values: Mapping[str, Tensor], doubles: bool, autocast: str) -> tuple[Any, ...]:
     operands: list[Tensor] = []
     args = tuple(_slots(under(arg, autocast or None), values, operands, doubles) for arg in call.args)
-    op = "reshape" if call.op == "view" else call.op  # of values whose strides nobody keeps
+    op = "reshape" if call.op == "view" else call.op  # values here need not have the strides that a view asks for
     made: Any = run_operator(op, args, tuple(operands))
     return tuple(cast("Sequence[Any]", made)) if isinstance(made, (tuple, list)) else (made,)
 
 
 def _slots(arg: Arg, values: Mapping[str, Tensor], operands: list[Tensor], doubles: bool) -> Any:
-    """An argument with slots for values; in the place of types of floats float64, where that is computed in."""
+    """An argument with slots in place of values; types of floats become float64 where that is computed in."""
     match arg:
         case Ref(name):
             operands.append(values[name])

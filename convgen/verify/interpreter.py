@@ -1,15 +1,15 @@
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportUnknownParameterType=false
 # (triton has no types)
-"""Triton kernels on CPU tensors, by Triton's interpreter, beside compilation in one process.
+"""Triton kernels on CPU tensors, by Triton's interpreter, in a process that can also compile them.
 
 TRITON_INTERPRET stays unset: `interpreted(kernel)[grid](...)` runs a @triton.jit function that can also be compiled.
 What is mended, in versions 3.6 to 3.9: products of bfloat16 (upstream multiplies the bit patterns) and rounding to it
-(upstream cuts); boxes that are rounded to TF32 as they are copied (upstream copies them as they are); loop bounds
-that are arrays of one element (3.6 with numpy >= 2.4); triton.language is restored after a launch, so that a later
-compilation works; integers aren't looked at for overflow, which took a third of the time; launches wait for each
-other, since ranks may be threads. Other arithmetic in bfloat16 stays wrong upstream: kernels widen what they load
-first, as they do for its precision.
+(upstream truncates); boxes that are rounded to TF32 while they are copied (upstream copies them as they are); loop
+bounds that are arrays of one element (3.6 with numpy >= 2.4). After a launch triton.language is restored, so that later
+compilations work. Integers aren't checked for overflow, which took a third of the time. Launches wait for each other,
+since ranks may be threads. Other arithmetic in bfloat16 stays wrong upstream: kernels widen what they load first, as
+they do for precision.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _lock = threading.RLock()
 
 
 def interpreted(kernel: Any) -> Any:
-    """A kernel that runs in the interpreter: `interpreted(kernel)[grid](*args, **constants)`."""
+    """A kernel as the interpreter runs it: `interpreted(kernel)[grid](*args, **constants)`."""
     _mend()
     if isinstance(kernel, upstream.InterpretedFunction):
         return kernel
@@ -44,18 +44,18 @@ def interpreted(kernel: Any) -> Any:
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
-    """In the place of a generated module's `launch`: run a kernel on CPU tensors."""
+    """Run a kernel on CPU tensors; stands in the place of a generated module's `launch`."""
     if all(grid):
-        # Masked lanes and unused rows may overflow on the way; what they hold is thrown away.
+        # Masked lanes and unused rows may overflow on the way; their results are thrown away.
         with np.errstate(all="ignore"), torch.no_grad():
             interpreted(kernel)[grid](*args, **constants)
 
 
 def in_interpreter(package: Any, launch: Callable[..., None] = launch) -> None:
-    """Have a network's package for a GPU run here: its kernels in the interpreter, all else on the CPU.
+    """Make a network's package for a GPU run here: its kernels in the interpreter, all else on the CPU.
 
     Args:
-        launch: in the place of `launch` of the files with kernels.
+        launch: what takes the place of `launch` in files with kernels.
     """
     package.NET.device = "cpu"
     for kernels in kernel_modules(package):
@@ -83,7 +83,7 @@ def _round_to_tf32(data: Any) -> Any:
 
 @functools.cache
 def _mend() -> None:
-    """Replace what is wrong in the interpreter, once."""
+    """Replace what is wrong in Triton's interpreter, once."""
     builder: Any = upstream.InterpreterBuilder
     module: Any = upstream
     multiply, convert, patch = builder.create_dot, module._convert_float, module._patch_lang_tensor
@@ -141,7 +141,7 @@ def _mend() -> None:
             numpy_types[name] = numpy_type_of(kind)
         return numpy_types[name]
 
-    # As a compiled kernel, which has no such checks either: tests/test_kernels_offsets.py looks at large tensors.
+    # Compiled kernels have no such checks either: tests/test_kernels_offsets.py looks at large tensors.
     options: Any = upstream.interpreter_builder.options
     upstream.interpreter_builder.options = replace(options, sanitize_overflow=False)
     builder.create_dot, builder.create_descriptor_load = create_dot, load_box

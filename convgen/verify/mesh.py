@@ -1,4 +1,4 @@
-"""A check's view of an SW26010's mesh: what every rank's core groups did, against the closed forms."""
+"""A check of an SW26010's mesh: what every rank's core groups did, against the closed forms."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from convgen.verify.program import RankResult
 
 @dataclass(frozen=True, slots=True)
 class MeshReport:
-    """Of each rank, by phase, the module's report; and the ranks and phases whose events are not the closed forms'."""
+    """By rank and phase the module's report; and the ranks and phases whose events differ from the closed forms."""
 
     reports: tuple[dict[str, Any], ...]
     wrong: tuple[tuple[int, str], ...]
 
 
 def mesh_report(compiled: Compiled, results: Sequence[RankResult]) -> MeshReport | None:
-    """None for other targets."""
+    """The mesh's part of a check; None for other targets."""
     if not compiled.layer.target.is_mesh:
         return None
     wrong: list[tuple[int, str]] = []
@@ -38,7 +38,7 @@ def mesh_report(compiled: Compiled, results: Sequence[RankResult]) -> MeshReport
 
 
 def mesh_lines(report: MeshReport) -> list[str]:
-    """A line a phase, of the rank that takes longest."""
+    """A line for each phase, about the rank that takes longest."""
     rows: list[tuple[str, ...]] = [
         ("mesh", "rank", "plan", "core groups", "LDM B", "DMA B", "messages", "cycles", "model ms")
     ]

@@ -1,7 +1,8 @@
 """`convgen check` of a network: run every rank on this machine, and compare with its graph on one device in float64.
 
-Each rank runs the package through its public interface: a step of training whose gradients are looked at, two more, and
-evaluation. What it holds afterwards is compared with its part of the reference; copies must be equal to the last bit.
+Each rank runs the package through its public interface: a step of training whose gradients are compared, two more
+steps, and evaluation. What it holds then is compared with its part of the reference; copies must be equal to the last
+bit.
 """
 
 from __future__ import annotations
@@ -50,11 +51,11 @@ Transport = Literal["virtual", "processes"]
 DTYPE_ROUNDOFF = {
     "float64": 2.0**-53, "float32": 2.0**-24, "tfloat32": 2.0**-11, "bfloat16": 2.0**-8, "float16": 2.0**-11,
 }  # fmt: skip
-EXACT = 1e-10  # float64
-ILL_CONDITIONED = 1e-6  # the most for one whose steps of training enlarge every rounding
-LARGEST = 0.5  # of other types: what was never computed is off by 1
-LEAST = 1e-3  # a gradient that is smaller than so many times the largest is compared as if it were that large;
-LEAST_ROUNDOFFS = 16  # and so many unit roundoffs, where those are more
+EXACT = 1e-10  # the tolerance in float64
+ILL_CONDITIONED = 1e-6  # the most in float64, for a network whose steps of training enlarge every rounding
+LARGEST = 0.5  # the most in other types: a tensor that was never computed is off by 1
+LEAST = 1e-3  # a gradient that is smaller than so many times the largest is compared as if it were that large
+LEAST_ROUNDOFFS = 16  # the least tolerance, in unit roundoffs of the type
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +63,9 @@ class Compared:
     """The tensors of a kind against the reference.
 
     Attributes:
-        worst: the name of the one that is farthest off.
+        worst: the name of the tensor that is farthest off.
         error: its max |error| / max |reference|.
-        unequal: names of those whose copies differ; wrong: of those that are too far off.
+        unequal: names of tensors whose copies differ; wrong: names of tensors that are too far off.
     """
 
     kind: str
@@ -85,9 +86,9 @@ class NetworkReport:
     """A check's outcome.
 
     Attributes:
-        bytes_sent: over all ranks, of the forward and the backward pass of a step of training.
-        uncounted: where what was sent is not what VOLUME says; "" if it is.
-        parted: of the first kind that is wrong, of the tensor that a step computes first, the first wrong element.
+        bytes_sent: over all ranks, in the forward and the backward pass of a step of training.
+        uncounted: where what was sent differs from VOLUME; "" if it does not.
+        parted: the first wrong element of the first wrong tensor that a step computes, of the first wrong kind.
     """
 
     name: str
@@ -116,15 +117,15 @@ def check_network(
     interpret: bool = False,
     told: Tell = silent,
 ) -> NetworkReport:
-    """Compile to a temporary package, run all its ranks, compare. What follows torch's switches multiplies float32 as
-    float32.
+    """Compile to a temporary package, run all its ranks, compare. Float32 that follows torch's switches is multiplied
+    as float32.
 
     Args:
-        tensors: constants, and parameters and buffers that are `given`.
+        tensors: values of constants, and of parameters and buffers that are `given`.
         transport: threads of this process with a rendezvous of their own, or one gloo process a rank.
-        timeout_s: after which processes are given up; virtual ranks detect a deadlock at once.
-        interpret: run a GPU target's kernels, and all else, on the CPU: in Triton's interpreter.
-        told: what is going on.
+        timeout_s: seconds after which processes are given up; virtual ranks detect a deadlock at once.
+        interpret: run a GPU target's kernels in Triton's interpreter, and all else on the CPU.
+        told: is called with what is going on.
     """
     program, graph = compiled.program, compiled.graph
     given = given_of(graph, tensors, autocast=program.autocast)
@@ -215,7 +216,7 @@ def _run_virtual(path: Path, ranks: int, given: Given, timeout_s: float, interpr
 
 @dataclass(frozen=True, slots=True)
 class RunPackage:
-    """What each process runs of a package."""
+    """The program that each process runs: a package's ranks."""
 
     path: Path
     given: Given
@@ -241,8 +242,8 @@ def _run_processes(
 
 
 def _uncounted(compiled: CompiledNetwork, runs: Sequence[RankRun], sent: Mapping[str, list[Any]]) -> str:
-    """The first collective that VOLUME doesn't have, in autograd's order; with and without gradients of inputs.
-    Each lane has an order of its own."""
+    """The first collective that differs from VOLUME, in autograd's order, with and without gradients of inputs; "" if
+    none does. Each lane has an order of its own."""
     parts = {**sent, "backward of inputs, too": volume(compiled.program, of_inputs=True)["backward"]}
     for part, steps in parts.items():
         for rank, run in enumerate(runs):
@@ -265,7 +266,7 @@ def _uncounted(compiled: CompiledNetwork, runs: Sequence[RankRun], sent: Mapping
 def _compare(
     kind: str, runs: Sequence[RankRun], truth: Mapping[str, Tensor], tolerance: float, least: float
 ) -> Compared:
-    """Each rank's blocks beside their parts of the reference; every copy counts, none is taken for another's."""
+    """Compare each rank's blocks with their parts of the reference. Every copy counts: none stands for another."""
     worst, error, unequal = "", -1.0, list[str]()
     for name, whole in truth.items():
         first: dict[tuple[Any, ...], Tensor] = {}
@@ -286,7 +287,7 @@ def _compare(
 
 
 def _parts(one: Compared, runs: Sequence[RankRun], truth: Mapping[str, Tensor], least: float) -> list[Parted]:
-    """Of a kind's tensors that are too far off, where each first is."""
+    """For each tensor of a kind that is too far off, where it first is."""
     found: list[Parted] = []
     for name, whole in truth.items():
         held = ((rank, run.results[one.kind].get(name, ((), None))) for rank, run in enumerate(runs))
@@ -298,25 +299,25 @@ def _parts(one: Compared, runs: Sequence[RankRun], truth: Mapping[str, Tensor], 
 
 
 def _first(kind: str, found: Sequence[Parted], program: Program) -> Parted:
-    """That of the row that comes first: of gradients, in backward."""
+    """The wrong element of the row that comes first: for gradients, first in backward."""
     rows = {name: i for i, row in enumerate(program.rows) for name in (*row.bound.reads, *row.bound.makes) if name}
     sign = -1 if "gradient" in kind or "change" in kind else 1
     return min(found, key=lambda one: sign * rows.get(one.name, 0))
 
 
 def _are_alike(a: Tensor, b: Tensor) -> bool:
-    """To the last bit; what is no number in both, as where training diverges, is alike too."""
+    """Whether two tensors are equal to the last bit; NaN in both, as where training diverges, counts as equal."""
     return torch.equal(a, b) or (a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True))
 
 
 def _tolerance(floor: float, slack: float) -> float:
-    """See ROUNDED."""
+    """The tolerance that ROUNDED describes."""
     return max(floor, min(10 * slack, max(LARGEST, 2 * slack)))
 
 
 def _scale(kind: str, truth: Mapping[str, Tensor], name: str, least: float) -> float:
     """What an error is divided by. Gradients that vanish but for rounding (of a bias in front of a batch norm) are
-    measured by the others."""
+    compared with a part of the largest gradient."""
     largest = max(map(_largest, truth.values()))
     return max(_largest(truth[name]), least * largest if "gradient" in kind or kind in LATER else 0.0)
 
@@ -326,7 +327,7 @@ def _largest(tensor: Tensor) -> float:
 
 
 def _difference(a: Tensor, b: Tensor) -> float:
-    """The largest difference; inf where one is no number and the other is, or they are other numbers."""
+    """The largest difference; inf where only one is NaN, or infinities differ."""
     if not a.numel():
         return 0.0
     a, b = a.detach().double(), b.detach().double()
@@ -335,7 +336,7 @@ def _difference(a: Tensor, b: Tensor) -> float:
 
 
 def _farthest(truth: Mapping[str, Tensor], found: Mapping[str, Tensor], least: float) -> float:
-    """Of a kind's tensors, the largest relative difference."""
+    """The largest relative difference among a kind's tensors."""
     errors = [_difference(found[n], truth[n]) / (_scale("gradient", truth, n, least) or 1.0) for n in truth]
     return max(errors, default=0.0)
 
@@ -347,14 +348,14 @@ WHEN = {
     OUTPUTS: _FIRST, OF_INPUTS: _FIRST, OF_PARAMETERS: _FIRST, BUFFERS: "after the first step",
     CHANGE: f"by {STEPS} steps of SGD", CHANGED: _LAST, EVALUATED: _LAST,
 }  # fmt: skip
-LOOSE = 0.01  # a tolerance that tells little
+LOOSE = 0.01  # a tolerance above this says little
 
 
 def report_text(report: NetworkReport, *, derived: bool = False) -> str:
-    """A line a kind of tensor: how many, error, tolerance, and which one is farthest off; then the verdict.
+    """A line for each kind of tensor: count, error, tolerance, and the tensor farthest off; then the verdict.
 
     Args:
-        derived: with what the tolerances are derived from.
+        derived: whether to add what the tolerances are derived from.
     """
     how = "virtual ranks" if report.transport == "virtual" else "processes (gloo)"
     lines = [
@@ -382,7 +383,7 @@ def report_text(report: NetworkReport, *, derived: bool = False) -> str:
 
 
 def report_json(report: NetworkReport) -> dict[str, Any]:
-    """The same as plain data."""
+    """The report as plain data."""
     return {
         "network": report.name,
         "ranks": report.ranks,

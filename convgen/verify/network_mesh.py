@@ -1,4 +1,4 @@
-"""A check's view of a network's core groups: what every rank counted in a training step, against the closed forms."""
+"""A check of a network's core groups: what every rank counted in a training step, against the closed forms."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class MeshAccounts:
 
 
 def mesh_accounts(compiled: CompiledNetwork, accounts: Sequence[Account]) -> MeshAccounts | None:
-    """Of what ranks counted in the second step of training. None for other targets."""
+    """What ranks counted in the second step of training, compared; None for other targets."""
     if not compiled.target.is_mesh:
         return None
     graph, wrong = compiled.graph, ""
-    once = "train" not in graph.modes  # a network that is not trained runs one step, with gradients of inputs
+    once = "train" not in graph.modes  # a network without training runs one step, with gradients of inputs
     sgd = None if once else (RATE, MOMENTUM, 0.0)
     for rank, account in enumerate(accounts):
         predicted = predicted_parts(compiled.program, rank, graph.modes, of_inputs=once, sgd=sgd)
@@ -42,7 +42,7 @@ def mesh_accounts(compiled: CompiledNetwork, accounts: Sequence[Account]) -> Mes
 
 
 def by_kind(account: Account) -> Mapping[str, tuple[int, Counts, float]]:
-    """Of each kind of task how many, their events, and seconds."""
+    """By kind of task: how many, their events, and their seconds."""
     found: dict[str, tuple[int, Counts, float]] = {}
     for key, tasks in account.tasks.items():
         for task, counts in zip(tasks, account.counted[key], strict=True):
@@ -53,7 +53,7 @@ def by_kind(account: Account) -> Mapping[str, tuple[int, Counts, float]]:
 
 
 def mesh_lines(report: MeshAccounts) -> list[str]:
-    """A line a kind of task, of the rank whose step takes longest."""
+    """A line for each kind of task, about the rank whose step takes longest."""
     rank = report.slowest
     account = report.accounts[rank]
     rows: list[tuple[str, ...]] = [("mesh", "tasks", "DMA B", "messages", "vmad", "loops B", "model ms")]
@@ -67,7 +67,7 @@ def mesh_lines(report: MeshAccounts) -> list[str]:
 
 
 def mesh_json(report: MeshAccounts) -> dict[str, Any]:
-    """By rank, and row and part, events and seconds."""
+    """Events and seconds as plain data, by rank, and by row and part."""
     return {
         "wrong": report.wrong,
         "ranks": [

@@ -1,4 +1,4 @@
-"""What every rank of a network's check runs, and the single device that it is compared with."""
+"""What every rank runs in a network's check, and the single device that ranks are compared with."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from convgen.packages import runtime_of
 from convgen.spec.graph import FLOATS, Graph, Value
 from convgen.verify.graph_reference import run_graph
 
-STEPS = 3  # of training
-RATE, MOMENTUM = 1e-3, 0.9  # of its SGD
+STEPS = 3  # steps of training
+RATE, MOMENTUM = 1e-3, 0.9  # the learning rate and the momentum of its SGD
 KINDS = (
     "outputs", "gradients of inputs", "gradients of parameters", "buffers", "change of parameters", "changed buffers",
     "outputs in evaluation",
 )  # fmt: skip
 OUTPUTS, OF_INPUTS, OF_PARAMETERS, BUFFERS, CHANGE, CHANGED, EVALUATED = KINDS
 LATER = (CHANGE,)
-SUMMED = (OF_PARAMETERS, CHANGE, CHANGED, EVALUATED)  # what sums of parameters' gradients make
+SUMMED = (OF_PARAMETERS, CHANGE, CHANGED, EVALUATED)  # kinds that depend on sums of parameters' gradients
 
 Box = tuple[tuple[int, int], ...]
-Results = dict[str, dict[str, tuple[Box, Tensor]]]  # of a rank: by kind and name, which part of the whole, and the part
+Results = dict[str, dict[str, tuple[Box, Tensor]]]  # a rank's, by kind and name: its box of the whole, and the block
 
 
 @dataclass(frozen=True)
 class Given:
-    """What all ranks and the reference begin with; floats are rounded to the network's type.
+    """What all ranks and the reference begin with; floats are rounded to the network's types.
 
     Attributes:
         state: parameters, buffers and constants.
-        inputs, gradients: of each step, inputs, and what the gradients of outputs are.
-        autocast: the type of the torch.autocast that ranks run under; "" for none.
+        inputs, gradients: by step, the inputs, and the gradients that outputs are given.
+        autocast: the type of the torch.autocast under which ranks run; "" for none.
     """
 
     graph: Graph
@@ -47,7 +47,7 @@ class Given:
     autocast: str = ""
 
     def cast(self, device: str) -> torch.autocast:
-        """What forward is run under."""
+        """The autocast under which forward is run."""
         return torch.autocast(device, getattr(torch, self.autocast or "bfloat16"), enabled=bool(self.autocast))
 
     @property
@@ -61,11 +61,11 @@ class Given:
 
 @dataclass(frozen=True)
 class RankRun:
-    """What a rank has at the end.
+    """What a rank has in the end.
 
     Attributes:
         sent: by part of a step, (collective, bytes, lane) in order.
-        account: of an SW26010's core group, what it did in the second step.
+        account: what an SW26010's core group did in the second step.
     """
 
     results: Results
@@ -74,7 +74,7 @@ class RankRun:
 
 
 def given_of(graph: Graph, tensors: Mapping[str, Tensor], seed: int = 0, autocast: str = "") -> Given:
-    """Random inputs and state: parameters by their kind, running variances positive; what is `given` as it is."""
+    """Random inputs and state: parameters by their kind, positive running variances; `given` values are as they are."""
     graph = graph.at()
     generator = torch.Generator().manual_seed(seed)
     state: dict[str, Tensor] = {}
@@ -100,7 +100,7 @@ def _shape(value: Value) -> tuple[int, ...]:
 
 
 def _drawn(value: Value, generator: torch.Generator, scale: float = 1.0) -> Tensor:
-    """Normal numbers; 0 and 1 where there are no floats: indices that any table has."""
+    """Normal numbers for floats; for integers 0 and 1, indices that any table has."""
     if value.dtype not in FLOATS:
         return torch.randint(0, 2, _shape(value), generator=generator).to(getattr(torch, value.dtype))
     drawn = scale * torch.randn(_shape(value), dtype=torch.float64, generator=generator)
@@ -108,7 +108,7 @@ def _drawn(value: Value, generator: torch.Generator, scale: float = 1.0) -> Tens
 
 
 def _state(value: Value, generator: torch.Generator) -> Tensor:
-    """Of a parameter or buffer, about as torch begins with it, but nothing is 0 or 1."""
+    """A parameter or buffer, about as torch initialises it, but with no element 0 or 1."""
     kind, _, number = value.init.partition(":")
     if value.dtype not in FLOATS:
         return torch.zeros(_shape(value), dtype=torch.int64)
@@ -130,11 +130,11 @@ def _state(value: Value, generator: torch.Generator) -> Tensor:
 
 
 def truth_of(graph: Graph, given: Given, *, doubles: bool = True, shaken: bool = False) -> dict[str, dict[str, Tensor]]:
-    """By kind and name, what one device finds.
+    """What one device computes, by kind and name.
 
     Args:
-        doubles: whether it computes in float64; else each value has the graph's type, or that under autocast.
-        shaken: all that is given is rounded in another way.
+        doubles: whether it computes in float64; else each value has the graph's type, or the type under autocast.
+        shaken: whether all that is given is rounded in another way.
     """
     generator = torch.Generator().manual_seed(1)
     graph, autocast = given.graph, "" if doubles else given.autocast
@@ -194,10 +194,10 @@ def _backward(outputs: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) ->
 def run_rank(
     package: Any, given: Given, mesh: Any, sent: list[Any], told: Callable[[int], None] = lambda _: None
 ) -> RankRun:
-    """Training and evaluation of one rank through the package's public interface.
+    """Train and evaluate on one rank, through the package's public interface.
 
     Args:
-        sent: what its transport counts, as it grows.
+        sent: the list in which the rank's transport counts.
         told: is called with the number of each step when it begins.
     """
     net, local = package.NET, runtime_of(package).local
@@ -266,7 +266,7 @@ def run_rank(
 
 
 def by_name(graph: Graph, made: Any) -> dict[str, Tensor]:
-    """A package's outputs by their names."""
+    """A package's outputs, by name."""
     if isinstance(made, dict):
         return cast("dict[str, Tensor]", made)
     several = cast("tuple[Tensor, ...]", made) if isinstance(made, tuple) else (made,)

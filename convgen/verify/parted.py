@@ -1,4 +1,4 @@
-"""Where what ranks hold first parts from the reference, and a check's verdict in a line."""
+"""Where ranks' values first differ from the reference, and a check's verdict in one line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-SHOWN = 4  # names of wrong tensors
+SHOWN = 4  # wrong tensors that the verdict names
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Parted:
     """The first element that is too far off, in the order of the whole tensor's elements.
 
     Attributes:
-        index: in the whole tensor.
+        index: its place in the whole tensor.
     """
 
     name: str
@@ -35,11 +35,11 @@ class Parted:
 def first_parted(
     name: str, blocks: Iterable[tuple[int, Sequence[int], Tensor]], truth: Tensor, limit: float
 ) -> Parted | None:
-    """The first element of a tensor whose error is above a limit, or that is no number where the reference is one.
+    """The first element of a tensor whose error is above a limit, or which is NaN where the reference is a number.
 
     Args:
-        blocks: of each rank that has one: its number, where its block begins, and the block.
-        limit: the largest error, as the tensor's values are.
+        blocks: for each rank that has one: the rank, where its block begins, and the block.
+        limit: the largest error, in the tensor's units.
     """
     found: list[Parted] = []
     for rank, low, block in blocks:
@@ -58,7 +58,7 @@ def first_parted(
 
 
 def verdict(count: int, wrong: Sequence[str], first: Parted | None, others: Sequence[str] = ()) -> str:
-    """`ok: 3 of 3 tensors right`, or `WRONG:` with which, where the first one parts, and what else is wrong."""
+    """`ok: 3 of 3 tensors right`; or `WRONG:` with the names, the first wrong element, and what else is wrong."""
     if not wrong and not others:
         return f"ok: {count} of {count} tensors right"
     said: list[str] = []

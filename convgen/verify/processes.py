@@ -1,4 +1,4 @@
-"""Real processes on this machine: one a rank, torch.distributed with gloo between them."""
+"""Real processes on this machine, one for each rank, with torch.distributed and gloo between them."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from convgen.verify.counting import Sent, count, is_identity
 from convgen.verify.program import RankResult, load_module, run_rank
 
 Tell = Callable[[str], None]
-START_S = 600.0  # for all ranks to be there: on a busy machine that takes what it takes, and is not the program's time
+START_S = 600.0  # seconds for all ranks to join: on a busy machine they take long, which is not the program's time
 
 
 class ProcessFailed(RuntimeError):
-    """A rank raised or died; the text has each rank's end."""
+    """A rank raised or died; the text has the end of each rank's output."""
 
 
 class TooLate(ProcessFailed):
@@ -40,7 +40,7 @@ class TooLate(ProcessFailed):
 
 @dataclass(frozen=True, slots=True)
 class RunModule:
-    """What each process runs of a generated module."""
+    """The program that each process runs: a generated module."""
 
     path: Path
     given: Mapping[str, Tensor]
@@ -56,7 +56,7 @@ class RunModule:
 
 
 def silent(text: str) -> None:
-    """Tells nobody what is going on."""
+    """Tell nobody what is going on."""
 
 
 def run_processes(
@@ -67,13 +67,13 @@ def run_processes(
     interpret: bool = False,
     told: Tell = silent,
 ) -> list[RankResult]:
-    """Run a generated module's ranks as processes; their results in rank order."""
+    """Run a generated module's ranks as processes; gives their results in rank order."""
     return spawn(RunModule(path, given, timeout_s, interpret), ranks, timeout_s, told)
 
 
 def how_to_start() -> str:
-    """fork; but a process that is forked can't compute gradients where autograd has threads, as it has once gradients
-    were computed by a torch that is built for GPUs: then spawn, a fresh interpreter."""
+    """How to start processes: by fork; or by spawn, a fresh interpreter, where autograd has threads, as a torch built
+    for GPUs has once it has computed gradients: a forked process could not compute gradients then."""
     for thread in Path("/proc/self/task").glob("*/comm"):
         with suppress(OSError):  # it has ended
             if thread.read_text().startswith("pt_autograd"):
@@ -84,13 +84,13 @@ def how_to_start() -> str:
 def spawn(program: Callable[[int], Any], ranks: int, timeout_s: float = 300.0, told: Tell = silent) -> list[Any]:
     """Start `ranks` processes with a gloo process group and run `program(rank)` in each.
 
-    Forked where that is possible, because a fresh interpreter with torch takes seconds a rank; a child runs on one
-    thread, since the thread pool of the parent does not survive a fork.
+    Processes are forked where that is possible, because a fresh interpreter with torch takes seconds for each rank. A
+    child runs on one thread, since the parent's pool of threads does not survive a fork.
 
     Args:
-        program: one that pickles, for where forking is not possible.
-        timeout_s: of the program, once all ranks have joined; ranks that are not done 10 s later are given up.
-        told: what is going on; "" before processes are forked, which no thread of the teller's may come through.
+        program: must pickle where forking is not possible.
+        timeout_s: seconds for the program, once all ranks have joined; ranks not done 10 s later are given up.
+        told: is called with what is going on; with "" before processes are forked: the teller must have no thread then.
     Raises:
         ProcessFailed: with each failed rank's traceback.
     """
@@ -108,7 +108,7 @@ def spawn(program: Callable[[int], Any], ranks: int, timeout_s: float = 300.0, t
                     args = (program, rank, ranks, where, timeout_s, pipe)
                     children.append(context.Process(target=_child, args=args, daemon=True))
                     children[-1].start()
-                    pipe.close()  # the child's alone, so that its end is seen
+                    pipe.close()  # only the child has it now, so that its end is seen
                     waiting[answer] = rank
             told(f"{ranks} processes run it")
             deadline = time.monotonic() + START_S
@@ -121,12 +121,12 @@ def spawn(program: Callable[[int], Any], ranks: int, timeout_s: float = 300.0, t
             while waiting and (left := deadline - time.monotonic()) > 0:
                 for answer in connection.wait([*waiting], left):
                     rank, pipe = waiting.pop(answer), cast("connection.Connection", answer)
-                    with pipe, suppress(EOFError, OSError):  # of a rank that is gone
+                    with pipe, suppress(EOFError, OSError):  # a rank that is gone
                         results[rank] = pipe.recv_bytes()
             for child in children:
                 child.join(max(0.0, deadline - time.monotonic()))
             late = [rank for rank, child in enumerate(children) if child.is_alive()]
-        finally:  # of an interrupt, too
+        finally:  # also after an interrupt
             for child in children:
                 if child.is_alive():
                     child.kill()
@@ -171,10 +171,10 @@ def _child(
 
 
 def count_calls(module: ModuleType, sent: list[Sent]) -> None:
-    """Put a counter between the module and torch.distributed: a transport that is the module's own and counts."""
+    """Put a counter between a module and torch.distributed: a subclass of the module's transport that counts calls."""
 
     class Counting(module.TorchTransport):
-        """Counts the calls of the module; those that a collective makes of another are part of it."""
+        """Counts the module's calls; a call within a collective is part of it."""
 
         inside = False
 
@@ -191,7 +191,7 @@ def count_calls(module: ModuleType, sent: list[Sent]) -> None:
 
         @contextmanager
         def as_one(self, kind: str, tensor: Tensor, splits: Any, group: Any, lane: str) -> Generator[None]:
-            """Messages inside are parts of one collective, which is counted."""
+            """Count the messages inside as one collective."""
             sent.append(count(kind, tensor, splits, group.ranks, self.rank, lane))
             self.inside = True
             try:
@@ -214,5 +214,5 @@ def count_calls(module: ModuleType, sent: list[Sent]) -> None:
         def exchange(self, tensor: Tensor, splits: Any, group: Any) -> Tensor:
             return self._counted("exchange", tensor, splits, group)
 
-    # Where it is looked up: in the module, or in the runtime beside it.
+    # Put it where the module looks it up: in itself, or in the runtime beside it.
     vars(sys.modules[module.TorchTransport.__module__])["TorchTransport"] = Counting

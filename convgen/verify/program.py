@@ -1,4 +1,4 @@
-"""What every rank of a check runs, and the single-device reference that it is compared with."""
+"""What every rank runs in a check, and the single-device reference that ranks are compared with."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def load_module(path: Path, *, interpret: bool = False) -> ModuleType:
 
 
 def forget_module(module: ModuleType) -> None:
-    """Give its op name back, so that another version of the layer can be checked in this process."""
+    """Forget a module and give back its op's name, so that another version of the layer can be checked."""
     sys.modules.pop(module.__name__, None)
     shared = sys.modules.get("_convgen_shared")
     if shared is not None:
@@ -64,7 +64,7 @@ def global_tensors(layer: Layer, seed: int = 0) -> dict[str, Tensor]:
 
 
 def reference(conv: Conv, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """y, dx, dw and dbias of a single device in float64: padding made and cut by hand, one plain call of torch's."""
+    """y, dx, dw and dbias of one device in float64: padding added and cut by hand, and one plain call of torch."""
     x = given["x"].double().detach().requires_grad_()
     w = given["w"].double().detach().requires_grad_()
     bias = given["bias"].double().detach().requires_grad_() if conv.bias else None
@@ -76,7 +76,7 @@ def reference(conv: Conv, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         "groups": conv.groups,
     }
     if conv.transposed:
-        # Rows cut off below, then what is left up to the extent: rows that no product reaches are zeros.
+        # Cut rows off below, then keep rows up to the extent: rows that no product reaches are zeros.
         whole = convolve(x, w, **how)
         edges = [(-s.pad_lo, s.extent - (n - s.pad_lo)) for s, n in zip(conv.spatial, whole.shape[2:], strict=True)]
         y = functions.pad(whole, [p for pair in reversed(edges) for p in pair])
@@ -95,7 +95,7 @@ def reference(conv: Conv, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
 class RankResult:
     """One rank's blocks of y, dx, dw and dbias, and what it sent: (collective, bytes) in order.
 
-    `report`: what its mesh did, where the module emulates one.
+    `report`: what its mesh did, where the module emulates a mesh.
     """
 
     blocks: dict[str, Tensor]
@@ -104,7 +104,7 @@ class RankResult:
 
 
 def run_rank(layer: ModuleType, given: Mapping[str, Tensor], mesh: Any, sent: list[Any]) -> RankResult:
-    """Forward and backward of one rank through the module's public interface."""
+    """Forward and backward on one rank, through the module's public interface."""
     local = {name: layer.scatter(name, value, mesh) for name, value in given.items()}
     for name in ("x", "w", "bias"):
         if name in local:

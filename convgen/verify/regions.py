@@ -1,4 +1,4 @@
-"""Where a network's value lies on each rank, as its package says: no rank runs for it."""
+"""Where a network's value lies on each rank, as its package says; no rank runs for this."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Where = tuple[slice, ...]
 def regions_of(
     compiled: CompiledNetwork, value: str, batch: int | None = None, *, halo: bool = False
 ) -> tuple[tuple[int | str, ...], int, list[Where]]:
-    """The shape of a value as the package has it, the number of samples, and by rank its region.
+    """A value's shape as the package has it, the number of samples, and by rank the region that the rank holds.
 
     Args:
         value: an input, an output, a parameter or a buffer.
         batch: the number of samples, where it is not the compiled one.
-        halo: of an input, with the rows around it that its readers want.
+        halo: whether to add to an input the rows around it that its readers want.
 
     Raises:
         InputError: there is no such value, or it has no halo.

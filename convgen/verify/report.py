@@ -13,10 +13,10 @@ WHAT = {"y": "output", "dx": "gradient of the input", "dw": "gradient of the wei
 
 
 def report_text(compiled: Compiled, report: Report, *, derived: bool = False) -> str:
-    """What each tensor is, its error and tolerance; bytes sent per tensor; the verdict.
+    """Each tensor with what it is, its error and its tolerance; bytes sent by tensor; the verdict.
 
     Args:
-        derived: with what the tolerances are derived from.
+        derived: whether to add what the tolerances are derived from.
     """
     ranks = compiled.layer.grid.ranks
     how = "virtual ranks" if report.transport == "virtual" else "processes (gloo)"

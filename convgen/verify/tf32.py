@@ -1,6 +1,6 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportAttributeAccessIssue=false
 # (what torch leaves untyped)
-"""TF32 beside a reference: its rounding on one device of a CPU, and torch's switches of it."""
+"""TF32 for comparisons: its rounding on a CPU device, and torch's switches for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# ATen's operators that multiply, also within gradients, and the first and last of their arguments that are factors.
+# ATen's operators that multiply, also within gradients, each with the half-open range of its arguments that are
+# factors.
 PRODUCTS: Mapping[str, tuple[int, int]] = {
     "convolution": (0, 2), "convolution_backward": (0, 3), "mm": (0, 2), "bmm": (0, 2), "mv": (0, 2), "dot": (0, 2),
     "addmm": (1, 3), "baddbmm": (1, 3), "addmv": (1, 3),
@@ -26,7 +27,7 @@ def to_tf32(value: Tensor) -> Tensor:
 
 
 class RoundedFactors(TorchDispatchMode):
-    """Factors of products and convolutions are rounded to TF32, forward and backward."""
+    """Rounds the factors of products and convolutions to TF32, forward and backward."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         lo, hi = PRODUCTS.get(func.overloadpacket.__name__, (0, 0))
@@ -39,7 +40,7 @@ class RoundedFactors(TorchDispatchMode):
 
 @contextmanager
 def without_tf32() -> Generator[None]:
-    """Torch's switches are off: what is of float32 multiplies as float32."""
+    """Torch's switches are off: float32 is multiplied as float32."""
     switches: list[Any] = [torch.backends.cudnn.conv, torch.backends.cudnn.rnn, torch.backends.cuda.matmul]
     before = [one.fp32_precision for one in switches]
     try:

@@ -1,8 +1,8 @@
 """Virtual ranks: the ranks of a grid as threads of one process, with a transport of their own.
 
-The transport is what a generated module's `Transport` protocol asks for, on a rendezvous: a collective is
-complete when every member of its group has come. A collective that the members disagree on, and a state in
-which every live rank waits, are errors that say who waits for what.
+The transport follows a generated module's `Transport` protocol, by a rendezvous: a collective is complete when every
+member of its group has come. It is an error, which says who waits for what, if members call different collectives, or
+if every live rank waits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 from convgen.verify.counting import Sent, count, is_identity
 
 Splits = Sequence[int]
-Key = tuple[tuple[int, ...], str, int]  # of a collective: its group, its lane, and which one of them it is
+Key = tuple[tuple[int, ...], str, int]  # a collective: its group, its lane, and its number there
 Result = TypeVar("Result")
 
 
@@ -50,7 +50,7 @@ class PeerFailed(RuntimeError):
 
 @dataclass(slots=True)
 class _Meeting:
-    """One collective of one group under way."""
+    """A collective of a group, under way."""
 
     calls: dict[int, tuple[str, Tensor, tuple[tuple[int, ...], ...]]] = field(
         default_factory=dict[int, "tuple[str, Tensor, tuple[tuple[int, ...], ...]]"]
@@ -59,7 +59,7 @@ class _Meeting:
 
 
 class World:
-    """As many virtual ranks as asked for; `run` runs a function on each."""
+    """So many virtual ranks; `run` runs a function on each."""
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
@@ -70,7 +70,7 @@ class World:
         self._error: BaseException | None = None
 
     def run(self, program: Callable[[VirtualTransport], Result]) -> list[Result]:
-        """Results of `program(transport)` on every rank.
+        """Run `program(transport)` on every rank; gives the results.
 
         Raises:
             Mismatch, Deadlock: with who called or waits for what.
@@ -99,7 +99,7 @@ class World:
                 thread.start()
             self._join(threads)
         except KeyboardInterrupt as interrupt:
-            with self._lock:  # ranks that wait for others go; the rest come to their next message, or to their end
+            with self._lock:  # waiting ranks stop; the others do at their next message, or end
                 self._error = interrupt
                 self._lock.notify_all()
             self._join([thread for thread in threads if thread.ident is not None])
@@ -111,12 +111,12 @@ class World:
     @staticmethod
     def _join(threads: Sequence[threading.Thread]) -> None:
         for thread in threads:
-            while thread.is_alive():  # an interrupt that comes just before a wait is heard behind it
+            while thread.is_alive():  # an interrupt just before a wait is heard only after it
                 thread.join(1.0)
             wait_for_end(thread)
 
     def come(self, rank: int, key: Key, kind: str, tensor: Tensor, splits: tuple[Splits, ...]) -> None:
-        """Hand in this rank's part of a collective; it may go on."""
+        """Hand in this rank's part of a collective; the rank may go on."""
         group = key[0]
         with self._lock:
             if rank not in self._live:
@@ -125,13 +125,13 @@ class World:
             # A copy: the sender may go on and change its tensor before the last member has read it.
             meeting.calls[rank] = (kind, tensor.clone(), tuple(tuple(s) for s in splits))
             if len(meeting.calls) == len(group):
-                for other in group:  # those who wait for it are on their way, though they may not know yet
+                for other in group:  # ranks waiting for this meeting go on, though they may not know it yet
                     if other in self._waiting and self._waiting[other][2] is meeting:
                         self._waiting.pop(other)
                 self._lock.notify_all()
 
     def leave(self, rank: int, key: Key, kind: str) -> list[tuple[Tensor, tuple[tuple[int, ...], ...]]]:
-        """The parts of all of a collective's group, in its order, once they are there."""
+        """Wait for a collective; gives all members' parts, in the group's order."""
         group = key[0]
         with self._lock:
             meeting = self._meetings[key]
@@ -153,8 +153,8 @@ class World:
             return parts
 
     def _look_for_deadlock(self) -> None:
-        """Every live rank waits, and no meeting of theirs is complete: nobody will ever come."""
-        if self._error is not None or len(self._waiting) < len(self._live):  # every waiter asks, after every meeting
+        """Set an error if every live rank waits, and no meeting that they wait for is complete."""
+        if self._error is not None or len(self._waiting) < len(self._live):  # cheap: each waiter asks, at each meeting
             return
         if self._live and self._live <= set(self._waiting):
             gone = sorted(set(range(self.ranks)) - self._live)
@@ -190,7 +190,7 @@ class Flight:
 
 
 class VirtualTransport:
-    """One rank's end of a `World`; satisfies the protocol of generated modules and counts what it sends."""
+    """One rank's end of a `World`; follows the protocol of generated modules, and counts what it sends."""
 
     def __init__(self, world: World, rank: int) -> None:
         self.rank, self.size = rank, world.ranks
@@ -199,7 +199,7 @@ class VirtualTransport:
         self._numbers: dict[tuple[tuple[int, ...], str], int] = {}
 
     def start(self, kind: str, tensor: Tensor, splits: Any, group: Group, lane: str) -> Flight:
-        """A collective that meets the others' of its lane; this rank goes on meanwhile."""
+        """Start a collective, which meets the others' of its lane; this rank goes on meanwhile."""
         both = kind in ("all_to_all", "exchange")
         key = self._hand_in(kind, tensor, splits if both else (splits,), group, lane)
         return Flight(lambda: self._result(kind, splits, group, self._world.leave(self.rank, key, kind)))
@@ -218,7 +218,7 @@ class VirtualTransport:
 
     @contextmanager
     def as_one(self, kind: str, tensor: Tensor, splits: Splits, group: Group, lane: str) -> Generator[None]:
-        """Messages inside are parts of one collective, which is counted."""
+        """Count the messages inside as one collective."""
         self.sent.append(count(kind, tensor, splits, group.ranks, self.rank, lane))
         self._inside = True
         try:
@@ -230,7 +230,7 @@ class VirtualTransport:
         return self.start(kind, tensor, splits, group, "").wait()
 
     def meet(self, mine: bytes, ranks: Sequence[int]) -> Callable[[], list[bytes]]:
-        """The message that calls begin with: nothing of what modules say that they send."""
+        """Exchange the message with which calls begin; VOLUME doesn't count it."""
         members, lane = tuple(sorted(ranks)), "meet"
         number = self._numbers.get((members, lane), 0)
         self._numbers[members, lane] = number + 1
@@ -261,7 +261,7 @@ class VirtualTransport:
     def _result(
         self, kind: str, splits: Any, group: Group, parts: list[tuple[Tensor, tuple[tuple[int, ...], ...]]]
     ) -> Tensor:
-        """Of what all have handed in."""
+        """What this rank gets of the parts that all have handed in."""
         me = group.ranks.index(self.rank)
         match kind:
             case "all_gather":
@@ -285,7 +285,7 @@ class VirtualTransport:
 
     @staticmethod
     def _sum(pieces: list[Tensor], group: Group) -> Tensor:
-        """In rank order; `ordered` in a wide type with one rounding, or by its kernel, `native` in the tensors' own."""
+        """The sum in rank order: `ordered` in a wide type, rounded once, or by a kernel; `native` in their own type."""
         if group.sums == "ordered" and group.add is not None and pieces[0].is_floating_point():
             return group.add(torch.cat(pieces), len(pieces))
         kind = pieces[0].dtype

@@ -1,1 +1,1 @@
-"""The least of sums of tables, exactly: by elimination, under a budget of memory; and [SP] V-C's longest paths."""
+"""Exact minimisation of a sum of tables: by elimination, under a budget of memory; and [SP] V-C's longest paths."""

@@ -1,10 +1,10 @@
 """The exact optimum under a budget: least cost with memory of at most so much.
 
-1. Without the budget; if that fits, it is the answer. The least memory of all; if that doesn't fit, nothing does.
+1. Minimise cost without the budget; if that fits, it is the answer. Minimise memory; if that doesn't fit, nothing does.
 2. Lagrange: cost + lambda * memory is minimised by elimination like cost. Each lambda bounds the optimum from below,
    and each assignment that fits bounds it from above; lambda goes to the best lower bound along the convex hull.
 3. A value whose best weighted total is above the upper bound is in no better assignment, and is dropped. This
-   leaves few values, and of most variables one.
+   leaves most variables one value and the others few.
 4. What is left is a mixed-integer program, which HiGHS solves (scipy.optimize.milp): binary values, the tables' cells
    with marginals that agree, one row for the budget.
 
@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from convgen.errors import InternalError
 from convgen.plan.exact.eliminate import Elimination, Factor, Problem, Table
 
-FREE = "elimination"  # how the optimum is found that no budget keeps from being the best of all
-CLEAR = 1e-5  # of the budget, that is kept free where the solver, which counts in float64, went beyond it
+FREE = "elimination"  # `how` of an assignment that elimination alone has found, without a look at the budget
+CLEAR = 1e-5  # share of the budget that is kept free where HiGHS, which counts in float64, went beyond it
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def solve(problem: Problem, budget: int | None) -> Bounded:
             break
         above, below = (above, weighted) if weighted.memory <= budget else (weighted, below)
     best = replace(below, how="Lagrange")
-    # Costs are whole: no better assignment if the bound is above best - 1, also by what tables scaled down lose.
+    # Costs are integers, so nothing is better once the bound, less what shifting tables may lose, is above best - 1.
     lost = len(problem.factors) << _shift(_tables(problem, across, down))
     bound = Fraction(across * above.cost + down * (above.memory - budget) - lost, across)
     if bound > best.cost - 1:
@@ -85,7 +85,7 @@ def _tables(problem: Problem, cost: int, memory: int) -> list[Any]:
 
 
 def _shift(tables: list[Any]) -> int:
-    """By how many bits the tables have to be scaled down for their sum to stay within 62."""
+    """By how many bits to shift the tables right, so that one cell of each sums to less than 2**61."""
     return max(0, sum(int(abs(t).max()) for t in tables).bit_length() - 61)
 
 
@@ -95,10 +95,10 @@ def _scaled(tables: list[Any]) -> list[Table]:
 
 
 def _at(problem: Problem, cost: int, memory: int) -> Bounded:
-    """The least of a weighted sum; of cost alone or memory alone, the other decides between equals."""
+    """The assignment of the least weighted sum; of cost or of memory alone, equals are decided by the other."""
     tables = _tables(problem, cost, memory)
     if memory == 0 or cost == 0:
-        # In digits below: as many as the other's sum has, so that equals differ by nothing else.
+        # The other stands in the digits below, as many as its sum needs: it decides between equals and nothing else.
         other = _tables(problem, int(cost == 0), int(memory == 0))
         unit = 1 << sum(int(abs(t).max()) for t in other).bit_length()
         exact = [unit * t + o for t, o in zip(tables, other, strict=True)]
@@ -110,7 +110,7 @@ def _at(problem: Problem, cost: int, memory: int) -> Bounded:
 def _within(problem: Problem, budget: int, best: Bounded, across: int, down: int) -> Bounded:
     """Drop the values that can't be in a better assignment, and hand the rest to HiGHS."""
     tables = _tables(problem, across, down)
-    # Scaled down cell by cell, sums only come out smaller: that keeps more.
+    # Shifting each cell rounds sums down, never up: a value too many may stay, and none is dropped that matters.
     ceiling = (across * best.cost + down * budget) >> _shift(tables)
     keep = [np.flatnonzero(least <= ceiling) for least in Elimination(problem, _scaled(tables)).best_with()]
     keep = [k if len(k) else np.array([v]) for k, v in zip(keep, best.values, strict=True)]
@@ -180,7 +180,7 @@ def _milp(problem: Problem, budget: int) -> tuple[int, ...] | None:
     integral = np.zeros(columns)
     integral[: start[-1]] = 1
     matrix = sparse.coo_array((data, (rows, cols)), shape=(len(equal), columns)).tocsr()
-    # Scaled to numbers near 1, as the solver's tolerance (1e-6 and less) is of such.
+    # The solver's tolerances (1e-6 and less) are meant for numbers near 1: costs are scaled to 1e4 at most.
     scale = max(float(np.abs(cost).max()) / 1e4, 1.0)
     row = optimize.LinearConstraint(memory[None, :] / budget, -np.inf, 1.0)
     found: Any = optimize.milp(

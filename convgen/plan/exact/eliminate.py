@@ -23,12 +23,12 @@ from convgen.errors import InputError
 
 Table = NDArray[np.int64]
 Belief = tuple[tuple[int, ...], Table]  # variables, ascending, and for all of their values a least total
-MAX_CELLS = 1 << 26
+MAX_CELLS = 1 << 26  # of one table: 512 MiB
 
 
 @dataclass(frozen=True, eq=False)
 class Factor:
-    """A table over variables: `scope` are their numbers, ascending; what it costs and, perhaps, takes of the budget."""
+    """A table over variables, whose numbers `scope` has, ascending: what a cell costs, and perhaps its bytes."""
 
     scope: tuple[int, ...]
     cost: Table
@@ -81,7 +81,7 @@ class Elimination:
         self.values = self._best()
 
     def _best(self) -> tuple[int, ...]:
-        """Of equal assignments the first, in the order of values, of the variables eliminated last."""
+        """The best values; of equal assignments the first, variables that are eliminated last compared first."""
         values = [0] * len(self.problem.sizes)
         for bucket in reversed(self._buckets):
             index = tuple(slice(None) if v == bucket.variable else values[v] for v in bucket.scope)
@@ -96,8 +96,8 @@ class Elimination:
         return found
 
     def beliefs(self) -> Iterator[tuple[int, Belief]]:
-        """For every variable some that are in tables with it, itself included, and for all of their values the minimum
-        over all assignments that have these."""
+        """For each variable the variables of its bucket, itself among them, and for all values of these the minimum
+        over all assignments that have them."""
         down: dict[int, Table] = {}
         roots = {i: int(b.message) for i, b in enumerate(self._buckets) if not b.separator}
         above = dict.fromkeys(range(len(self._buckets)), 0)

@@ -20,8 +20,8 @@ class Vertex(NamedTuple):
 
     Attributes:
         before: numbers of the layers that it reads.
-        variables: that say how it is laid out.
-        least: what it takes at least; 0 of what is laid out as others are.
+        variables: numbers of the variables that say how it is laid out.
+        least: its least cost, whichever values its variables have.
     """
 
     before: tuple[int, ...]
@@ -41,12 +41,12 @@ def longest_paths(problem: Problem, vertices: Sequence[Vertex]) -> tuple[int, ..
         path = _longest(vertices, laid_out)
         _solve(problem, fixed, {v for k in path for v in vertices[k].variables})
         laid_out |= {*path}
-    _solve(problem, fixed, {*range(len(problem.sizes))})  # of what no layer reads
+    _solve(problem, fixed, {*range(len(problem.sizes))})  # variables of no layer
     return tuple(fixed[v] for v in range(len(problem.sizes)))
 
 
 def _longest(vertices: Sequence[Vertex], laid_out: Collection[int]) -> list[int]:
-    """The path with the fewest layers laid out already per new one, then the longest."""
+    """The path with the most layers that are not laid out yet; of equals the one whose layers cost most."""
     scores: list[tuple[int, int]] = []
     last: list[int | None] = []
     for k, vertex in enumerate(vertices):

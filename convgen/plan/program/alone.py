@@ -1,4 +1,4 @@
-"""What some rows of a network take when they are all there is."""
+"""Seconds of a few rows of a network, as if they were the whole network."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from convgen.program.rows import PlacedRow
 
 
 def alone(program: Program, wanted: Collection[str], machine: Machine, dtype: str) -> float:
-    """Seconds of some rows of a program, forward and backward. Rows that are alike but for names are asked once.
+    """Seconds of these rows as a program, forward and backward. Rows that differ by names alone are timed once.
 
     Args:
-        wanted: values that want gradients in the program that it is of.
+        wanted: values that want gradients in the program that the rows are from.
     """
     made = dict.fromkeys(v for row in program.rows for v in row.bound.makes if v)
     reads = dict.fromkeys(v for row in program.rows for v in row.bound.reads)

@@ -1,8 +1,8 @@
 """What each option of a row costs, over the storage of its values: counted over many options at once.
 
-What is moved for an operand depends on the row's roles and on how this operand is stored alone, so that a table is the
-minimum, over few ways, of sums of vectors. The gradient of an operand is the vjp's, or a row of its own with roles of
-its own, whichever is cheaper there.
+What moves for an operand depends on the row's roles and on how this operand is stored, and on nothing else. So a table
+is the minimum, over few ways, of sums of vectors. The gradient of an operand is the vjp's, or a row of its own with
+roles of its own, whichever is cheaper there.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from convgen.program.biases import NONE
 from convgen.program.rows import Stored
 
 _VJP = np.array(-1)
-AT_ONCE = 1 << 17  # numbers of an array of options, their gradients' ways and cells
+AT_ONCE = 1 << 17  # cells of one array of options, their gradients' ways and storages: 1 MiB
 
 
 def answered(question: Question, price: Price, back: Price | None = None) -> Answer:
     """Tables of a row.
 
     Args:
-        back: of backward, where that is another than forward's.
+        back: the price of backward, where it is another than forward's.
     """
     q, cells, back = question, Cells(question), back or price
     rows = GradientRows(q, back, cells)
@@ -85,13 +85,13 @@ class _Options:
         self._rows: dict[str, Table] = {}
         self._known: dict[tuple[str, object], tuple[Table, Table]] = {}
 
-    # ---------------------------------------------------------------- what vectors are of
+    # ---------------------------------------------------------------- vectors
     def _by_roles(self, each: Callable[[Roles], int]) -> Table:
-        """What roles decide."""
+        """Costs that roles alone decide, the same for all storages."""
         return self.cells.spread(np.array([each(roles) for roles in self.roles], dtype=np.int64)[self.of])
 
     def _over(self, place: int, each: Callable[[Roles, tuple[Stored, ...]], Counts]) -> Table:
-        """What roles and the storage of a value decide; that of a parameter is an option's."""
+        """Costs that roles and the storage of one value decide; the option says how a parameter is stored."""
         if (stored := self.cells.candidates[place]) is not None:
             return self.cells.spread(np.array([each(roles, stored) for roles in self.roles])[self.of], place)
         numbers = [each(one.way[1], (dict(one.parameters)[place],))[0] for one in self.some]
@@ -99,7 +99,7 @@ class _Options:
 
     # ---------------------------------------------------------------- picoseconds
     def costs(self) -> tuple[Table, dict[str, Table]]:
-        """[options, cells...]; and of gradients with rows of their own, numbers of ways of these, -1 for the vjp."""
+        """Costs, [options, cells...]; and by gradient with a row of its own the number of its way, -1 for the vjp."""
         here, total = self.price.of(self.q.types.local), self.cells.spread(np.zeros(len(self.some), dtype=np.int64))
         local = self._by_roles(lambda roles: here.local(self.q.operation, self.number, dict(roles)))
         for k in range(len(self.signature.inputs)):
@@ -117,10 +117,10 @@ class _Options:
         return total + np.take_along_axis(each, which[None], 0)[0], own
 
     def _with_bias(self, local: Table) -> Table:
-        """Local work forward: of a bias none where its product adds it, of that its pass where it moves what it makes.
+        """Local work forward. A bias that stays has none: its product does it, by a pass where its own result moves.
 
         Args:
-            local: of the row alone.
+            local: the row's own, by option and cell.
         """
         bias = self.q.bias if self.price.machine.adds_biases else NONE
         if bias == NONE:
@@ -136,7 +136,7 @@ class _Options:
         return local + np.where(moves > 0, passes, 0)
 
     def _moves(self, place: int, roles: Roles, stored: tuple[Stored, ...]) -> Counts:
-        """Whether a value moves to the row, or from it."""
+        """By storage, 1 where the value moves to the row, or from it, and 0 where it does not."""
         own = (*self.signature.inputs, *self.signature.results)[place]
         wants = self.price.wants(self.signature, own, roles)
         return np.array([Layout(NAME, s) != wants for s in stored], dtype=np.int64)
@@ -152,13 +152,13 @@ class _Options:
         return self.price.of(self.q.types.store[j]).reduced(self.tensors[result.name], makes, stored, reduction)
 
     def _given(self, j: int, roles: Roles, stored: tuple[Stored, ...]) -> Counts:
-        """A result's gradient for the vjp."""
+        """The price of fetching a result's gradient for the vjp."""
         result = self.signature.results[j]
         wants = self.price.wants(self.signature, result, roles).summed
         return self.back.of(self.q.types.given[j]).fetched(self.tensors[result.name], stored, wants)
 
     def _back(self, k: int, roles: Roles, stored: tuple[Stored, ...]) -> Counts:
-        """An operand's gradient by the vjp."""
+        """The price of bringing an operand's gradient from the vjp to where it is stored."""
         operand, types = self.signature.inputs[k], self.q.types
         found, sets = self.price.gradient(self.signature, operand, roles), self.tensors[operand.name]
         back, here = (
@@ -172,7 +172,7 @@ class _Options:
 
     # ---------------------------------------------------------------- gradients
     def _choices(self, names: Sequence[str]) -> Iterator[_Choice]:
-        """For all operands, the vjp or a row of its own; what is fetched for vjps is once."""
+        """Every choice of the vjp or rows of their own; the vjp fetches a result's gradient once for all operands."""
         inputs = self.signature.inputs
         vjp = {
             k: self._over(k, partial(self._back, k))
@@ -203,10 +203,10 @@ class _Options:
         return here.local(self.q.operation, self.number, dict(roles), operands)
 
     def _least(self, name: str, key: object) -> tuple[Table, Table]:
-        """Of a gradient's row the least picoseconds, [options, cells...], and the number of the first such way.
+        """Least picoseconds of a gradient's row, [options, cells...], and the number of the first way that takes them.
 
         Args:
-            key: of ways that fetch the result's gradient so; None: of all.
+            key: only ways that fetch the result's gradient so; None: all ways.
         """
         if (known := self._known.get((name, key))) is None:
             if name not in self._rows:
@@ -221,8 +221,11 @@ class _Options:
         return known
 
     def _shared(self, names: Sequence[str], *, with_vjp: bool) -> Iterator[tuple[dict[str, object], Table, Table]]:
-        """Gradients' rows that fetch the result's gradient alike, or as the vjp does: by name the ways of which
-        (`_least`), what that saves, and how many fetches, by option. Of ways that fetch alike the cheapest is best."""
+        """Choices of gradients' rows that share one fetch of the result's gradient, with each other or with the vjp.
+
+        Yields for each choice the key of the fetch (`_least`) by gradient, the picoseconds that sharing saves, and, by
+        option, the number of fetches saved. Of ways that fetch alike the cheapest is best.
+        """
         if len(self.signature.results) != 1:
             return
         (result,) = self.signature.results
@@ -244,11 +247,11 @@ class _Options:
 
     # ---------------------------------------------------------------- bytes
     def memory(self, own: Mapping[str, Table]) -> Table:
-        """On the fullest rank, [options, cells...]: parameters with gradient and optimizer's states, and what of
-        operands is moved here and kept for the vjp.
+        """Bytes on the fullest rank, [options, cells...]: parameters with gradient and optimizer's states, and operands
+        that move to the row and are kept for the vjp.
 
         Args:
-            own: as of `costs`.
+            own: as `costs` gives it.
         """
         q, total = self.q, np.zeros(self.shape, dtype=np.int64)
         again = self._again(own)

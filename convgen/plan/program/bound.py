@@ -1,9 +1,9 @@
-"""How far a plan is from the best, at most: what no layout that is searched is below, found by the same search.
+"""How far a plan is from the best, at most: lower bounds over layouts, found by the same search.
 
-By sums the search is exact. With what travels meanwhile it is searched once more with prices that no step is below
-(cost/relaxed.py), over the same candidates on the plan's grid, whatever memory they take: each choice of shares gives a
-bound, and the largest counts. Over any layout on any grid of so many ranks, or fewer, there is what one rank would
-compute if it were as fast as all of them, and launch.
+One step after the other the search is exact. With overlap it runs once more over the same candidates on the plan's
+grid, whatever memory they take, at prices that no step is below (cost/relaxed.py): each choice of shares gives a bound,
+and the largest counts. No layout on any grid of so many ranks, or fewer, is below what one rank as fast as all of them
+together would compute, and launch.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from convgen.plan.program.tables import Answer, Question
 from convgen.program.flow import Local, backward, forward
 from convgen.program.network import Program
 
-SHARES = ((1.0, 1.0), (1.0, 0.5), (0.5, 0.5))  # forward and backward, of what is computed
+SHARES = ((1.0, 1.0), (1.0, 0.5), (0.5, 0.5))  # of computing, against moving, in forward and in backward (relaxed.py)
 
 
 @dataclass(frozen=True)
 class Bound:
-    """Seconds of a plan's step, and of what none of its grid's candidates is below, nor any layout of its ranks.
+    """Seconds of a plan's step, a lower bound over its grid's candidates, and one over any layout of its ranks.
 
     Attributes:
         anywhere_s: None where what ranks compute was measured, which says nothing of other blocks.
@@ -53,7 +53,7 @@ class Bound:
 
 
 def bound(plan: NetworkPlan, machine: Machine, dtype: str) -> Bound | None:
-    """None where rows are given, blocks computed again, types those under autocast, or sums of gradients hidden."""
+    """Bounds; None where rows are given, blocks computed again, types those of autocast, or gradients' sums hidden."""
     parts = plan.parts
     if parts is None or parts.given or parts.autocast or plan.program.again or machine.hides_gradients:
         return None
@@ -76,7 +76,7 @@ def busiest(program: Program, machine: Machine, dtype: str) -> int:
 
 
 def anywhere_s(plan: NetworkPlan, machine: Machine, dtype: str) -> float | None:
-    """Seconds that no layout is below on as many ranks."""
+    """A lower bound, in seconds, over all layouts on as many ranks; None where the machine's numbers are measured."""
     if plan.parts is None or machine.probes or machine.steps or machine.timed is not None:
         return None
     times = plan.ranks or plan.program.grid.ranks
@@ -95,7 +95,7 @@ class Least(Search):
     at: tuple[Price, Price]
 
     def below(self, rank: int, *shares: float) -> int:
-        """Picoseconds, with these shares of forward and backward."""
+        """Picoseconds that no step is below, with these shares of forward and backward."""
         first, second = (Relaxed(self.price, rank, share) for share in shares)
         self.at = first, second
         return self.time_ps()

@@ -1,9 +1,9 @@
-"""A plan whose step is shortest with what travels meanwhile, not one step after the other.
+"""A plan whose step is shortest with communication overlapped, not with one step after the other.
 
-The search (search.py) adds up seconds, and what is hidden is not a sum. So it searches again, on the grid of the best
-plan, as if links were faster, and as if sums of parameters' gradients took nothing: layouts come up that move more and
-compute less. Each layout gets what its own timeline takes (overlapped.py) on the machine as it is, the shortest step
-wins, and what is near it is looked at by its step, too: never longer than that of the plan by sums.
+The search (search.py) adds up seconds, and hidden communication is no sum. So it searches again, on the grid of the
+best plan, as if links were faster, and as if sums of parameters' gradients took no time: that finds layouts that move
+more and compute less. The timeline (overlapped.py) then times each layout's step on the machine as it is. The shortest
+wins, and layouts near it are timed, too. Its step is never longer than that of the plan by sums.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from convgen.plan.program.overlapped import overlapped
 from convgen.plan.program.ranks import FEW, NetworkPlan, StepSeconds
 from convgen.program.network import Program
 
-AROUND = 1.25  # times the shortest step: what is near such plans is looked at, too, of networks of few rows
+AROUND = 1.25  # in networks of few rows, plans whose step is at most so many times the shortest are improved, too
 HIDDEN = (2.0, 4.0)  # links so many times as fast: half, and three quarters, of what moves costs nothing
-SHORTER = 0.9995  # of a step: what is longer is alike
+SHORTER = 0.9995  # of the step by sums: a plan whose step is no shorter than this does not replace it
 
 
 def by_timeline(
@@ -30,12 +30,12 @@ def by_timeline(
     machine: Machine,
     dtype: str,
 ) -> NetworkPlan:
-    """The best of a plan, of those that are found for other machines, and of samples alone where the plan has these
-    beside it, whose sums travel behind all that is computed; or what is near that.
+    """The plan with the shortest step: of this one, those found for other machines, those beside it, which split
+    samples alone and hide their gradients' sums behind all of backward, and those near the best of them.
 
     Args:
         search: plans for a machine, on the plan's grid.
-        near: a plan whose step is no longer by a quick count.
+        near: a plan near another, whose step is no longer by a quick count.
     """
     by_sums = overlapped_s(plan.program, machine, dtype)
     found = [(by_sums, plan)]
@@ -61,12 +61,12 @@ def by_timeline(
 
 
 def overlapped_s(program: Program, machine: Machine, dtype: str) -> float:
-    """Of a step, with what travels meanwhile."""
+    """Seconds of a step with communication overlapped."""
     return simulate(overlapped(program, machine, dtype), machine, dtype, alike=True).end_s
 
 
 def with_links(machine: Machine, times: float) -> Machine:
-    """The same with faster links, latencies included."""
+    """The machine with links so many times as fast, latencies included."""
     levels = tuple(
         replace(
             level,

@@ -24,12 +24,12 @@ Shapes = tuple[tuple[int, ...] | None, ...]
 
 
 def wanted(operand: Operand, signature: Signature, roles: Mapping[str, Axes]) -> Stored:
-    """Where an operand has to travel least: its blocks as the row has them."""
+    """The storage from which an operand travels least: in the blocks that the row's roles give it."""
     return tuple(roles.get(index_of(made, signature) or "", ()) for made in operand.dims)
 
 
 def made(result: Operand, signature: Signature, roles: Mapping[str, Axes]) -> Iterator[Stored]:
-    """A result as it is made, whole sums on every rank; and what is partial split along its channels."""
+    """Storages of a result: as it is made, with whole sums on every rank; and with partial axes splitting channels."""
     stored = wanted(result, signature, roles)
     yield stored
     partial = signature.wants(result, roles).partial
@@ -40,10 +40,10 @@ def made(result: Operand, signature: Signature, roles: Mapping[str, Axes]) -> It
 def parameter_stored(
     operand: Operand, signature: Signature, roles: Mapping[str, Axes], others: Iterable[Stored], grid: Grid
 ) -> Iterator[Stored]:
-    """A parameter as its row wants it; over all spare axes too, or one of them; and as rows of gradients want it.
+    """Storages of a parameter: as its row wants it; split over all spare axes too, or one of them; and the others.
 
     Args:
-        others: as these do.
+        others: storages that rows of gradients want.
     """
     stored = kept(operand, signature, roles)
     yield stored
@@ -58,10 +58,10 @@ def parameter_stored(
 
 
 def read_by(one: Derived, name: str, operand: str, ways: Sequence[Way]) -> Iterator[Stored]:
-    """An operand of a row as the row of a gradient wants it, or makes it.
+    """Storages of a row's operand as the row of a gradient wants it, or makes it.
 
     Args:
-        name: of whose gradient it is.
+        name: the operand whose gradient that row makes.
     """
     for number, roles in ways:
         signature, nests = one.operation.signatures[number], dict(roles)
@@ -82,7 +82,7 @@ def named_alike(operation: Operation, ways: Sequence[Way], grid: Grid) -> Iterat
 
 
 def suggested(operation: Operation, reads: Sequence[Stored | None], makes: Sequence[Stored | None]) -> Iterator[Way]:
-    """Roles that a storage of some operands and results suggests: each index the axes of a dimension that it is of."""
+    """Roles that the storage of some operands and results suggests: each index has the axes of a dimension of it."""
     for way, signature in enumerate(operation.signatures):
         if signature.reduction == "max":
             continue
@@ -100,7 +100,7 @@ def suggested(operation: Operation, reads: Sequence[Stored | None], makes: Seque
 def votes(ways: Mapping[int, Sequence[Way]], bounds: Sequence[Bound], values: Mapping[str, tuple[int, ...]]) -> dict[
     tuple[int, ...], Counter[Stored]
 ]:  # fmt: skip
-    """How often the best ways of products would store values of each shape in a way."""
+    """By shape, votes of the best ways of products for how its values are stored; better ways have more votes."""
     alike: Counter[tuple[Operation, tuple[Way, ...], Shapes, Shapes]] = Counter()
     for i, best in ways.items():
         reads, makes = (tuple(values.get(v) for v in some) for some in (bounds[i].reads, bounds[i].makes))

@@ -71,7 +71,7 @@ class ProgramText:
     Attributes:
         values: how each is stored, by name.
         lines: all, and those of each section.
-        numbers: of the line that says a thing, as plans' files name it.
+        numbers: by a plan file's path of keys, the number of the line that says the same.
     """
 
     file: str
@@ -110,7 +110,7 @@ class _Said:
 
 @dataclass(frozen=True, slots=True)
 class _Wrong:
-    """What can't be, and the line that says it."""
+    """A fact that can't be, and the number of the line that says it."""
 
     number: int
     fact: str
@@ -214,7 +214,7 @@ def laid_out(text: ProgramText, parts: Parts, *, fuses: bool = False) -> Program
     """The program with the text's layout, every collective waited for at once.
 
     Args:
-        fuses: whether the target has kernels of rows element by element that are one.
+        fuses: whether the target has kernels for a chain of rows element by element as one row.
     Raises:
         InputError: it is another network's, or a layout can't work.
     """
@@ -283,7 +283,7 @@ def _rows(text: ProgramText, rows: Sequence[Bound]) -> tuple[list[_Said], dict[G
 
 
 def _late(text: ProgramText, rows: Sequence[Bound]) -> set[int]:
-    """Rows that read what is packed in forward: they stand where it has been waited for, behind the others."""
+    """Rows that read statistics that travel in forward's buckets: they stand behind all others, after the wait."""
     packed = [m[2] for _, line in text.sections[FORWARD] if (m := _STATISTICS.fullmatch(line))]
     there = {step for steps in packed for step in steps.replace("%", "").split(", ")}
     return {i for i, bound in enumerate(rows) if not there.isdisjoint(bound.reads)}
@@ -295,7 +295,7 @@ def _no_row(text: ProgramText, number: int, line: str, following: str) -> InputE
 
 
 def _group(line: str, rows: Sequence[Bound], last: int, least: int) -> Group | None:
-    """The row that a line is of, or rows up to it that are one there, each of which reads what the one before makes.
+    """The row that a line shows, or the rows up to it that are one row there, each reading what the one before makes.
 
     Args:
         least: the first row that it can end with.
@@ -316,7 +316,7 @@ def _group(line: str, rows: Sequence[Bound], last: int, least: int) -> Group | N
 
 
 def _refuse_apart(text: ProgramText, parts: Parts, groups: Mapping[Group, int], fuses: bool) -> None:
-    """Rows that are one in the text may be."""
+    """Raises InputError: rows are one in the text that can't be one."""
     if not groups:
         return
     rows = [_whole(bound, text.grid) for bound in parts.rows]
@@ -386,12 +386,12 @@ def _gradients(text: ProgramText, rows: Sequence[Bound]) -> dict[tuple[int, str]
 
 
 def _later(text: ProgramText) -> Iterator[Numbered]:
-    """Steps of backward, of inputs too, and of what is never asked for."""
+    """Lines of steps of backward, for inputs' gradients too, and of what is never asked for."""
     yield from (one for name, steps in text.sections.items() if name != FORWARD for one in steps)
 
 
 def refuse_forms(text: ProgramText) -> None:
-    """Raises InputError: something comes otherwise than as a tensor, which only a GPU's kernels take."""
+    """Raises InputError: a step has a form (as=rim, as=parts) that only a GPU's kernels take."""
     for number, line in text.lines:
         if match := _FORM.fullmatch(line):
             fact = f"as={match[2]} is for a GPU's kernels, ATen's convolutions take tensors: {line!r}"
@@ -400,7 +400,7 @@ def refuse_forms(text: ProgramText) -> None:
 
 # ---------------------------------------------------------------- in flight
 def in_flight(text: ProgramText, program: Program) -> Program:
-    """The program with what the text has started, in pieces and in buckets; it says what the text says.
+    """The program with what the text starts early, in pieces and in buckets. Printed, it is the text.
 
     Raises:
         InputError: with the first line that is wrong, or that doesn't follow.
@@ -445,11 +445,11 @@ def in_flight(text: ProgramText, program: Program) -> Program:
 def _flying(
     wrong: list[_Wrong], base: str, row: PlacedRow, grid: Grid, said: _Said, started: Mapping[str, int], pieces: bool
 ) -> PlacedRow:
-    """A row, or a gradient's, with what of it has been started.
+    """A row, or a gradient's row, with the collectives that the text starts early.
 
     Args:
-        wrong: takes what can't be.
-        pieces: it has an interior and a boundary where its halo is early.
+        wrong: the list that takes what can't be.
+        pieces: whether the row has an interior and a boundary where its halo is early.
     """
     inputs, results = row.signature.inputs, row.signature.results
     own = dict(row.derived)
@@ -479,7 +479,7 @@ def _flying(
 
 
 def _with_forms(text: ProgramText, program: Program, wrong: list[_Wrong]) -> Program:
-    """With boxes and parts where the text says so; of an operand and its gradient either line says it of both."""
+    """The program with the forms that the text gives; the line of an operand or of its gradient gives both theirs."""
     forms: dict[str, tuple[int, Form]] = {}
     for number, line in text.lines:
         if match := _FORM.fullmatch(line):
@@ -510,7 +510,7 @@ def _buckets(
     program: Program,
     wrong: list[_Wrong],
 ) -> Iterator[Bucket]:
-    """Of these all-reduces, which are of a `what_of` each; `wrong` takes what else is in buckets."""
+    """The text's buckets of these all-reduces, of a `what_of` each; `wrong` takes whatever else stands in a bucket."""
     sums = {m.step: m for m in summed}
     for number, line in lines:
         if (match := pattern.fullmatch(line)) is None:
@@ -528,7 +528,7 @@ def _buckets(
 
 
 def _refuse_faults(text: ProgramText, program: Program) -> None:
-    """What the verifier finds, on the line of the row or the bucket that it is of."""
+    """Raises InputError: the verifier finds a fault; on the line of the row or the bucket that has it."""
     for fault in faults(program):
         of = re.split(r"[:. ]", fault)[0]
         rows = [("rows", i) for i, row in enumerate(program.rows) if label(row) == of]
@@ -539,10 +539,10 @@ def _refuse_faults(text: ProgramText, program: Program) -> None:
 
 
 def _refuse_differing(text: ProgramText, program: Program, wrong: Sequence[_Wrong]) -> None:
-    """Every line follows from what the text decides, and every line that follows is there.
+    """Raises InputError: a line does not follow from what the text decides, or one that follows is missing.
 
     Args:
-        wrong: what of it can't be, and the program has not.
+        wrong: what the text says that can't be, so that the program lacks it.
     """
     given = [line for _, line in text.lines]
     derived = [line for raw in show(program).splitlines() if (line := _plain(raw))]

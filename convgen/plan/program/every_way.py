@@ -1,7 +1,7 @@
 """Every way of a product on a grid, and what its local work takes: counted over all ways at once.
 
-A way gives each axis an index, or none. So what there is of an index depends on which of the axes it has alone, a
-number of bits; what a way computes is looked up by these.
+A way gives each axis an index, or none. So the part that a rank has of an index depends on the axes that the index has,
+and on nothing else. These axes are bits of a number, by which the work of a way is looked up.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from convgen.cost.work import at_blocks, largest_parts, relations
 from convgen.operations.row import Operation, Work
 from convgen.plan.program.candidates import Roles, Way
 
-EXACT = 1 << 53  # counts below it are the same in arrays of int64 and as they are divided
+EXACT = 1 << 53  # counts below it are exact in float64, in which they are divided
 
 
 def every_way(operation: Operation, price: Price, most: float, *, idle: bool = False) -> list[tuple[int, Way]]:
@@ -52,7 +52,7 @@ def _served(operation: Operation, price: Price, most: float, *, idle: bool) -> I
 
 @lru_cache(maxsize=64)
 def _chosen(indices: int, axes: int) -> NDArray[np.int64]:
-    """By index and way, bits of the axes that it has; in the order of itertools.product, none last."""
+    """[indices, ways]: bits of the axes that an index has; ways as itertools.product has them, no index last."""
     count = (indices + 1) ** axes
     choice = np.indices((indices + 1,) * axes, dtype=np.int64).reshape(axes, count)
     found = np.zeros((indices, count), dtype=np.int64)
@@ -63,7 +63,7 @@ def _chosen(indices: int, axes: int) -> NDArray[np.int64]:
 
 
 class _Ways:
-    """Those of a signature that a grid serves: by index and way, bits of the axes that it has."""
+    """A signature's ways that a grid serves: by index and way, bits of the axes that the index has."""
 
     def __init__(self, signature: Signature, grid: Grid, *, idle: bool) -> None:
         self.signature, self.names = signature, grid.names
@@ -126,7 +126,7 @@ def _local(operation: Operation, number: int, ways: _Ways, price: Price) -> list
 
 
 def _is_large(operation: Operation, number: int) -> bool:
-    """Whether counts of it, not split, are too large for arrays."""
+    """Whether the counts of one rank that computes all of the operation are too large for arrays."""
     signature = operation.signatures[number]
     blocks = {i: (0, n) for i, n in signature.extents}
     rows = {(i, relation, n): (0, n) for i, reads in relations(signature).items() for relation, n in reads}

@@ -21,7 +21,7 @@ from convgen.program.again import stretches
 from convgen.program.network import Stretch, asked
 
 TRIES = 5  # searches under lower and lower bounds
-MARGIN = 0.98
+MARGIN = 0.98  # of a bound that is lowered in proportion, so that the next plan rather fits
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def fitted(
 
 
 def _exactly(search: Callable[[int | None], Found], room: Room) -> Fitted:
-    """Where the search's own count is the one that is wanted."""
+    """The fastest plan that fits by the search's own count, which is the one wanted (`keep: every`)."""
     found, budget = search(None), room.memory_bytes
     if budget is not None and found.memory_bytes > budget:
         found = search(budget)
@@ -95,19 +95,19 @@ def _recomputed(one: Fitted, budget: int, states: int, machine: Machine, dtype: 
         held = {s: walk.saved_by(s) for s in saves}
         best = max(saves, key=lambda s: (max(saves[s], 0) / takes[s], held[s] / takes[s]))
         chosen, peak = (*chosen, best), walk.memory((*chosen, best)).peak
-    for s in sorted(chosen, key=lambda s: -takes[s]):  # what others have made needless
+    for s in sorted(chosen, key=lambda s: -takes[s]):  # drop blocks that later ones have made needless
         fewer = tuple(c for c in chosen if c != s)
         if walk.memory(fewer).peak <= budget:
             chosen, peak = fewer, walk.memory(fewer).peak
     if chosen:
         again = replace(program, again=tuple(sorted(chosen, key=lambda s: s.start)))
         time_ps = one.found.time_ps + sum(takes[s] for s in chosen)
-        # Of another rank, it may be.
+        # The fullest rank may be another one than before.
         yield _walked(replace(one.found, program=again, time_ps=time_ps, runner_up={}, heuristic=None), states)
 
 
 def counted(found: Found, room: Room) -> Fitted:
-    """Of any program, what its fullest rank holds, counted as the room says."""
+    """A program with the bytes that its fullest rank holds, counted as the room says."""
     if room.keep == "needed":
         return _walked(found, room.states)
     return Fitted(found, sum(one.bytes for one in every_output(found.program, room.parameter_bytes)))

@@ -1,4 +1,4 @@
-"""What rows of a row's gradients cost, each in any of its ways, over the storage of the row's values."""
+"""The price of a row's gradients by rows of their own: each way of each, over the storage of the row's values."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ class Cells:
         self.shape = tuple([len(self.candidates[place] or ()) for place in places])
 
     def spread(self, costs: Table, place: int | None = None) -> Table:
-        """Vectors over a value's candidates, [several, candidates], beside those of the others; or numbers, [several],
-        of what no cell says."""
+        """Costs with the table's dimensions: vectors over a value's candidates, [several, candidates], or numbers,
+        [several], that are the same in all cells."""
         d = None if place is None else self.dims[place]
         return costs.reshape(len(costs), *(-1 if i == d else 1 for i in range(len(self.shape))))
 
 
 class Fetch(NamedTuple):
-    """The result's gradient as some way of a gradient's row reads it: what rows have in common that share it, and
-    picoseconds by how it is stored."""
+    """How a way of a gradient's row fetches the result's gradient: rows with equal keys share the fetch; `costs` are
+    picoseconds, by how the result is stored."""
 
     key: object
     costs: Counts
 
 
 class GradientRows:
-    """Rows of their own of a row's gradients."""
+    """The rows that may make a row's gradients, and their prices."""
 
     def __init__(self, question: Question, price: Price, cells: Cells) -> None:
         self.q, self.price, self.cells = question, price, cells
@@ -57,7 +57,7 @@ class GradientRows:
         self._fetches: dict[tuple[str, str], list[Fetch]] = {}
 
     def names(self, signature: Signature) -> list[str]:
-        """Operands whose gradients have rows of their own; inputs may want gradients all the same."""
+        """Operands whose gradients may have rows of their own: those that want one, and all where the row is no sum."""
         some = [name for name, ways in self.ways.items() if ways]
         return [n for n in some if self.is_wanted(n) or signature.reduction != "sum"]
 
@@ -81,7 +81,7 @@ class GradientRows:
         return table + np.stack(of_parameters).reshape(len(some), -1, *(1 for _ in self.cells.shape))
 
     def _table(self, name: str, signature: Signature) -> Table:
-        """Of each way, all but what depends on how parameters are stored."""
+        """Costs of each way, but for the part that depends on how parameters are stored."""
         key = name, signature.results
         if (known := self._tables.get(key)) is None:
             known = self._tables[key] = np.stack([self._row(name, signature, way) for way in self.ways[name]])
@@ -97,7 +97,7 @@ class GradientRows:
         return table[0]
 
     def _with_parameters(self, name: str, signature: Signature, parameters: Parameters) -> Counts:
-        """Of each way, what depends on how parameters are stored."""
+        """The part of each way's costs that depends on how parameters are stored."""
         key = name, signature.results, parameters
         if (known := self._of_parameters.get(key)) is None:
             stored = dict(parameters)
@@ -107,7 +107,7 @@ class GradientRows:
         return known
 
     def _moves(self, name: str, signature: Signature, way: Way) -> list[tuple[int, Moved]]:
-        """What is fetched for it and where it goes: places of values, and what that costs."""
+        """What a way fetches, and where its result goes: the place of each value, and the price by its storage."""
         key = name, signature.results, way
         if (known := self._known_moves.get(key)) is None:
             known = self._known_moves[key] = [*self._find_moves(name, signature, way)]

@@ -26,9 +26,9 @@ def improved(
 
     Args:
         draws: layouts that are looked at in each round, the same ones every time.
-        by_step: better is a shorter step with what travels meanwhile, not a smaller sum.
-        warm: by round, from the best so far on: what is worse by such a part is taken at first (`anneal`); 0: what is
-            better alone.
+        by_step: better is a shorter step with communication overlapped, not a smaller sum.
+        warm: by round, each from the best so far, by what share of the start's picoseconds a worse layout may be taken
+            at first (`anneal`); 0: only better ones are.
     """
     near, draw = Nearby(program, machine, dtype, frozen, of_inputs=of_inputs, by_step=by_step), Random(program.name)
     if not near.grid.axes:

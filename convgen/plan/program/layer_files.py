@@ -38,7 +38,7 @@ def planned_layers(network: Network, program: Program, target: Target) -> list[L
 
 
 def layers_data(network: Network, program: Program, target: Target) -> Iterator[dict[str, Any]]:
-    """The keys of their files.
+    """The keys of each layer's file.
 
     Raises:
         InputError: blocks of channels that cut groups, which a layer of its own has not.
@@ -65,7 +65,7 @@ def plan_text(
 
     Args:
         head: lines of its comment.
-        others: name, kind, what it reads and makes of layers without a module that redistribute.
+        others: of layers without a module that redistribute: name, kind, and how what they read and make is stored.
     """
     lines = [
         *(f"# {one_line(line, 1000)}" for line in head),
@@ -119,7 +119,7 @@ def _data(
 
 
 def _roles(row: PlacedRow, conv: Conv) -> dict[str, str] | None:
-    """By axis; None for what a layer's roles can't say, channels that cut groups: it is searched then."""
+    """Roles by axis; None where channels cut groups, which a layer's roles can't say: the layer is searched then."""
     operation = row.bound.operation
     if operation.convolves is not None and conv.groups > 1 and "G" not in row.signature.extent:
         return None
@@ -128,7 +128,7 @@ def _roles(row: PlacedRow, conv: Conv) -> dict[str, str] | None:
 
 
 def _check_groups(node: Node, conv: Conv, grid: Grid, layouts: Mapping[str, tuple[Axes, ...]]) -> None:
-    """Blocks of a layer's channels are whole groups or parts of one; a network's are of channels."""
+    """Raises InputError: blocks of a network's channels are not whole groups or parts of one, as a layer's are."""
     if conv.groups == 1:
         return
     for tensor, extent in (("x", conv.channels), ("y", conv.filters)):

@@ -28,7 +28,7 @@ from convgen.program.network import Program, asked
 from convgen.program.rows import Chain, PlacedRow, Stored, kept, place, place_gradient, serves, stored_by_name
 from convgen.program.types import RowTypes
 
-FAR = 8  # values that a draw stores alike
+FAR = 8  # values that a draw stores alike, at most
 NOTHING = Cost(0, 0, 0, 0)
 
 
@@ -48,7 +48,7 @@ class Anew(NamedTuple):
 
 
 class Change(NamedTuple):
-    """How a draw places rows anew with what each costs, values that it stores otherwise, and picoseconds more."""
+    """Rows that a draw places anew, with their costs; values that it stores otherwise; and picoseconds that it adds."""
 
     rows: Mapping[int, tuple[Anew, Cost]]
     stored: Mapping[str, Stored]
@@ -56,7 +56,7 @@ class Change(NamedTuple):
 
 
 class Layouts(NamedTuple):
-    """Of all rows and values, and what they cost."""
+    """How all rows and values are laid out at one time, and what they cost."""
 
     rows: Sequence[PlacedRow]
     stored: Mapping[str, Stored]
@@ -70,7 +70,7 @@ class Nearby:
     Args:
         frozen: values whose storage stays; inputs' does anyway, as nobody knows what reading more of them costs.
         of_inputs: whether inputs want gradients, too.
-        by_step: costs are of a step with what travels meanwhile, not sums.
+        by_step: costs are of a step with communication overlapped, not sums.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Nearby:
         self.learnt = {n for n, v in program.values.items() if v.kind == "parameter"}
         self.rows, self.stored = [*program.rows], {n: v.stored for n, v in program.values.items()}
         self.alike_in = [self._alike_in(i, row) for i, row in enumerate(self.rows)]
-        self.known = _known_on(self.price)  # of a row, by all that it depends on
+        self.known = _known_on(self.price)  # costs of rows, by all that they depend on
         self.costs = [self._cost(i, row) for i, row in enumerate(self.rows)]
         self.time_ps = step_ps(self.costs) if by_step else sum(map(sum, self.costs))
         self.with_: dict[str, str] = {}  # buffers and what they become lie alike
@@ -107,7 +107,7 @@ class Nearby:
         self.free = [v for v in self.touching if v not in fixed and self.with_.get(v) not in fixed]
 
     def price_of(self, i: int) -> Price:
-        """In the type of a row's local work."""
+        """Prices in the type of a row's local work."""
         return self.price.of(self.start.row_types[i].local)
 
     @property
@@ -116,22 +116,22 @@ class Nearby:
         return replace(self.start, rows=tuple(self.rows), values=values)
 
     def take(self, change: Change) -> None:
-        """Make it the program's."""
+        """Apply a change to the program."""
         for i, (how, cost) in change.rows.items():
             self.rows[i], self.costs[i] = self._placed(i, how), cost
         self.stored.update(change.stored)
         self.time_ps += change.more_ps
 
     def kept(self) -> Layouts:
-        """As it is now, for `go_back`."""
+        """The layout as it is now, for `go_back`."""
         return Layouts([*self.rows], {**self.stored}, [*self.costs], self.time_ps)
 
     def go_back(self, to: Layouts) -> None:
-        """Make it what it was."""
+        """Restore what `kept` has handed out."""
         self.rows, self.stored, self.costs, self.time_ps = [*to.rows], {**to.stored}, [*to.costs], to.time_ps
 
     def draw(self, draw: Random, *, cheaper: bool = False) -> Change | None:
-        """Something else; None where it can't be.
+        """A random change; None where what was drawn can't be.
 
         Args:
             cheaper: also None where it costs as much or more, which is often known before all of it is placed.
@@ -186,7 +186,7 @@ class Nearby:
             laid[i] = Laid(draw.choice(ways), gradients_of(row))
 
     def _some_storage(self, draw: Random, value: str) -> Stored:
-        """As a row would have it, or any."""
+        """A storage that a row of the value would have, or a random one."""
         shape = self.start.values[value].shape
         row = self.rows[draw.choice(self.touching[value])]
         if draw.random() < 0.6:
@@ -239,7 +239,7 @@ class Nearby:
                         stored[other] = stored[v]
 
     def _some_way(self, draw: Random, operation: Operation, like: Collection[int] = ()) -> Way | None:
-        """As a row that is alike has it, or any."""
+        """A way that a row like this one has, or a random one."""
         if like and draw.random() < 0.4:
             other = self.rows[draw.choice([*like])]
             return other.way, other.roles
@@ -264,7 +264,7 @@ class Nearby:
     def changed(
         self, stored: Mapping[str, Stored], laid: Mapping[int, Laid], *, cheaper: bool = False
     ) -> Change | None:
-        """Values stored otherwise, and rows laid otherwise; None where it can't be.
+        """The change that stores these values and lays these rows so; None where it can't be.
 
         Args:
             cheaper: also None where it costs as much or more, which is often known before all of it is placed.
@@ -302,7 +302,7 @@ class Nearby:
         return Change({i: (how, costs[i]) for i, how in anew.items()}, stored, more_ps)
 
     def _saves(self, i: int, cost: Cost) -> int:
-        """Picoseconds that it takes less where a row costs so; of a step, at most."""
+        """Picoseconds saved where a row costs so; of a step, an upper bound of them."""
         return -at_least_ps(self.costs[i], cost) if self.by_step else sum(self.costs[i]) - sum(cost)
 
     def _placed(self, i: int, how: Anew) -> PlacedRow:
@@ -315,7 +315,7 @@ class Nearby:
         return place(bound, self.grid, number, dict(roles), how.reads, how.makes, derived)
 
     def _by_vjp(self, i: int, how: Anew) -> Cost:
-        """What `_cost` says of a row without gradients' rows, which it need not be placed for."""
+        """What `_cost` would say of the row with all gradients by the vjp, without placing it."""
         bound, types, (number, roles) = self.rows[i].bound, self.start.row_types[i], how.laid.way
         operation, price = bound.operation, self.price
         signature, nests = operation.signatures[number], dict(roles)
@@ -353,7 +353,7 @@ class Nearby:
         return Cost(forward, computing, moving, sums - latency, latency)
 
     def _alike_in(self, i: int, row: PlacedRow) -> object:
-        """What rows have in common that cost the same where they are placed alike."""
+        """A key: rows that have it in common cost the same where they are placed alike."""
         bound = row.bound
         learnt = tuple(v in self.learnt for v in bound.reads)
         several = tuple(bound.reads.index(v) for v in bound.reads), tuple(bool(v) for v in bound.makes)
@@ -374,7 +374,8 @@ class Nearby:
 
 
 def _collected(row: PlacedRow, types: RowTypes) -> Iterator[tuple[int, PlacedRow, Chain, str]]:
-    """Of each operand's gradient the row that makes it, what moves it to where it is stored, and in which type."""
+    """For each operand with a gradient: its number, the row that makes the gradient, the chain that stores it, and in
+    which type this travels."""
     own = dict(row.derived)
     for k, chain in enumerate(row.back):
         if (one := own.get(k)) is not None:
@@ -385,7 +386,7 @@ def _collected(row: PlacedRow, types: RowTypes) -> Iterator[tuple[int, PlacedRow
 
 @lru_cache(maxsize=2)
 def _known_on(_: Price) -> dict[object, Cost]:
-    """For all that look near programs on a grid."""
+    """Costs of rows that all searches near programs share, by price."""
     return {}
 
 
@@ -395,10 +396,10 @@ def gradients_of(row: PlacedRow) -> dict[str, Way]:
 
 
 def anneal(near: Nearby, draws: int, draw: Random, warm: float) -> Iterator[None]:
-    """Takes some of so many layouts, fewer and fewer worse ones; comes back behind each that it has taken.
+    """Simulated annealing over so many draws: takes better layouts, ever fewer worse ones; yields after each it takes.
 
     Args:
-        warm: of what the start takes, how much worse is taken at first; 0: only what is better.
+        warm: by what share of the start's picoseconds a layout may be worse at first; 0: only better ones are taken.
     """
     start = near.time_ps
     for n in range(draws):

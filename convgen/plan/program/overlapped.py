@@ -1,10 +1,10 @@
-"""What of a network's communication travels meanwhile: by the timeline, and only where that is faster.
+"""Which communication of a network overlaps with computing: by the timeline, and only where that is faster.
 
-Tried are buckets (of 1, 5 or 25 MiB, or one for all gradients), halos of rows where that saves more than pieces cost
-(gradients with rows of their own in pieces too, or behind the other gradients of their row), gathers and scatters of
-rows in 2, 4 or 8 chunks where that saves more than chunks cost, rows as one where that saves more than their rims
-cost (widening.py), and these together. With buckets also backward's first gradient of a parameter before the others of
-its row. Running statistics are one sum wherever that takes no longer.
+It tries buckets (of 1, 5 or 25 MiB, or one for all gradients); halos that start early, where that saves more than
+pieces of rows cost (gradients' rows in pieces too, or behind the other gradients of their row); gathers and scatters in
+2, 4 or 8 chunks, where that saves more than chunks cost; several rows as one, where that saves more than their rims
+cost (widening.py); and these together. With buckets it also tries to make backward's first gradient of a parameter
+before the others of its row. Running statistics travel as one sum wherever that takes no longer.
 
 Source: docs/overlap.md.
 """
@@ -38,12 +38,13 @@ WORTH = 0.995
 
 
 def overlapped(program: Program, machine: Machine, dtype: str, *, of_inputs: bool = False) -> Program:
-    """The program whose step is modelled shortest, but for half a percent; itself where nothing is shorter.
+    """The program whose step is modelled shortest, to half a percent (WORTH); `program` itself where none is shorter.
 
     Args:
         of_inputs: whether inputs want gradients, too.
     """
-    how, plain = (machine, dtype, of_inputs), replace(program, statistics="")  # whose kind changes nothing that travels
+    # The kind of statistics changes nothing that travels.
+    how, plain = (machine, dtype, of_inputs), replace(program, statistics="")
     found = next((found for known, found in tuple(_last) if known == (how, plain)), None)
     if found is None:
         found = _shortest(plain, machine, dtype, of_inputs)
@@ -51,14 +52,14 @@ def overlapped(program: Program, machine: Machine, dtype: str, *, of_inputs: boo
     return program if found is plain or found == plain else replace(found, statistics=program.statistics)
 
 
-_last = deque[tuple[object, Program]](maxlen=8)  # a plan's are asked again where it is compiled and printed
+_last = deque[tuple[object, Program]](maxlen=8)  # a plan's program is asked for again where it is compiled and printed
 
 
 def _shortest(program: Program, machine: Machine, dtype: str, of_inputs: bool) -> Program:
     own = sum(len(row.derived) for row in program.rows)
 
     def seconds(one: Program) -> float:
-        """A gradient that has got a row of its own is called apart from the others of its row, once more."""
+        """A step, with a launch for each gradient that has got a row: it is called apart from its row's others."""
         calls = sum(len(row.derived) for row in one.rows) - own
         end_s = simulate(one, machine, dtype, of_inputs=of_inputs, alike=True).end_s
         return end_s + max(calls, 0) * machine.launch_s
@@ -76,8 +77,8 @@ def _shortest(program: Program, machine: Machine, dtype: str, of_inputs: bool) -
 
 
 def _sums_first(program: Program) -> Iterator[Program]:
-    """The gradient of a parameter before the others of its row, of the row that backward comes to first: others' sums
-    have rows behind them."""
+    """Programs in which the row that backward comes to first makes its parameter's gradient before its other gradients,
+    so that the sum travels behind these."""
     if program.buckets and (rows := [label(row) for row in program.rows if any(ready(row, program))]):
         first = ParametersFirst(rows[-1]).run(program)
         yield from (one.run(first) for one in BUCKETS)
@@ -106,8 +107,8 @@ def _candidates(program: Program, machine: Machine, dtype: str, of_inputs: bool)
 
 
 def worth_cutting(program: Program, machine: Machine, dtype: str, *, of_inputs: bool = False) -> Program:
-    """The program with every row, and every gradient with a row of its own, in as many chunks as make it fastest when
-    it is all there is; the program itself where none is faster."""
+    """The program with each row, and each gradient's row, in the number of chunks with which it is fastest alone; the
+    program itself where no row is faster in chunks."""
     wanted = program.differentiable(of_inputs=of_inputs)
     times: dict[str, float] = {}
     counts: dict[str, int] = {}
@@ -129,7 +130,7 @@ def worth_cutting(program: Program, machine: Machine, dtype: str, *, of_inputs: 
 
 
 def _cut(name: str, plain: PlacedRow, row: PlacedRow) -> Iterator[str]:
-    """What of a row is in chunks, as the pass names it."""
+    """Names, as the pass has them, of the row and of its gradients' rows that are in chunks."""
     if row.chunks is not plain.chunks:
         yield name
     for (k, a), (_, b) in zip(plain.derived, row.derived, strict=True):
@@ -137,7 +138,7 @@ def _cut(name: str, plain: PlacedRow, row: PlacedRow) -> Iterator[str]:
 
 
 def worth_starting(program: Program, how: StartHalos, price: Price, *, of_inputs: bool = False) -> set[str]:
-    """Rows whose halos are hidden, by what is computed between their start and their wait, by more than pieces cost."""
+    """Rows whose halos are better early: computing between start and wait hides more seconds than pieces cost."""
     early = how.run(program)
     plain = _local(program, price, of_inputs)
     saved: dict[int, float] = {}

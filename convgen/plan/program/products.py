@@ -15,8 +15,8 @@ from convgen.plan.program.candidates import Way, made, wanted
 from convgen.plan.program.every_way import every_way
 from convgen.program.rows import Stored, kept
 
-MOST = 6
-MESSAGES = 4
+MOST = 6  # ways of a product that a search has
+MESSAGES = 4  # latencies by which not splitting a product may be slower than its fastest way, and is tried too
 MOST_SLOWER = 3  # a way whose local work takes more than so many times the fastest's is not looked at
 
 
@@ -42,7 +42,7 @@ def _best(operation: Operation, price: Price, parameters: tuple[str, ...], count
             after = next(coming, None)
             continue
         so_far, number, steps, way = heappop(waiting)
-        if steps == own.steps:  # others take as much already
+        if steps == own.steps:  # all others take at least as much already
             found.append(way)
         else:
             heappush(waiting, (so_far + own.step(steps, way), number, steps + 1, way))
@@ -78,7 +78,7 @@ class _ByLeast:
             k += 1
 
     def _one_more(self) -> bool:
-        """Parameters are priced of those ways alone whose local work is no more than what others take in all."""
+        """Look at one more way. Parameters are priced only for ways whose local work is within the least total."""
         while self.next is not None and (not self.seen or self.own.computing(self.next[0]) <= self.seen[0][0]):
             local, i, way = self.next
             heappush(self.seen, (self.own.least(local, way), i, way))
@@ -109,11 +109,11 @@ class _OwnPrice:
         self._known: dict[object, int] = {}
 
     def computing(self, local: int) -> int:
-        """Forward, and for each operand backward."""
+        """Picoseconds of local work: forward, and backward for each operand."""
         return local * (1 + len(self.parameters))
 
     def least(self, local: int, way: Way) -> int:
-        """With what is moved of parameters alone."""
+        """A lower bound of a way's picoseconds: local work, and what is moved of parameters."""
         total = self.computing(local)
         for k, parameter in enumerate(self.parameters):
             if parameter:
@@ -122,16 +122,16 @@ class _OwnPrice:
         return total
 
     def step(self, number: int, way: Way) -> int:
-        """What is moved of a result and its gradient; then of each operand that is no parameter, of it, then of its
-        gradient, which takes longer to find."""
+        """The price of the next value that a way moves. Results come first, each with its gradient; then each operand
+        that is no parameter, and then its gradient, whose price takes longer to find."""
         if number < self._results:
             return self._once(self._made, len(self.parameters) + number, way)
         k, is_gradient = divmod(number - self._results, 2)
         return self._once(self._collected if is_gradient else self._fetched, self._read[k], way)
 
     def _once(self, of: Callable[[int, Way], int], place: int, way: Way) -> int:
-        """Ways cost the same for an operand or a result if they give its own indices the same axes, and the others
-        together the same."""
+        """The price of one move, remembered for all ways that cost the same: those that give the value's own indices
+        the same axes, and the other indices together the same."""
         number, roles = way
         indices = self._indices[number][place]
         own, others = list[tuple[str, Axes]](), list[str]()

@@ -1,7 +1,7 @@
 """A network, a machine and a number of ranks: the best grid of axes, and on it the best layout.
 
 Grids are the ways to write the ranks as a product of as many axes as a plan may have. The most even ones are searched
-with few candidates, then the best of them with its axes in other orders; the best with all.
+with few candidates, then the best of them with its axes in other orders. The best is then searched with all candidates.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from convgen.program.network import Program
 from convgen.spec.placement import MAX_RANKS
 
 SCOUT = Effort(ways=2, others=6, stored=5, parameters=3, apart=False)
-LAYOUTS = 2  # that are looked for until statistics by parts and the best layout agree
+LAYOUTS = 2  # that are searched, at most, until statistics by parts and the best layout agree
 NEAR, MOST_NEAR = 40, 4000  # layouts near a plan that are looked at: for each row, and in all
-NEAR_FEW, FEW = 400, 40  # by the step, of networks of so few rows
-WARM = (5e-2, 1e-2, 0.0)  # by round, of such a step, how much worse they may be at first
-SMALL = 40  # operations, of networks that are planned for many numbers of working ranks
+NEAR_FEW, FEW = 400, 40  # the same for each row, compared by the step, in networks of at most so many rows
+WARM = (5e-2, 1e-2, 0.0)  # by round of these, how much longer, as a part of the step, a layout may be taken at first
+SMALL = 40  # networks of at most so many distinct operations are planned for many numbers of working ranks
 SCOUTED = 2  # grids, the most even ones: a role may have several axes, so that uneven splits are had on them too
 
 
 class StepSeconds(NamedTuple):
-    """Of a step with what travels meanwhile: of a plan that was chosen by it, and of the plan of the least sum."""
+    """Seconds of a step with communication overlapped: of the plan chosen by it, and of the plan with the least sum."""
 
     overlapped: float
     by_sums: float
@@ -55,13 +55,13 @@ class NetworkPlan:
         tried: seconds on the other grids, with few candidates.
         runner_up: by row, the best roles of a product but those that it has, and the seconds that the best plan with
             them takes more; none where memory decided on the plan.
-        step: of one that was chosen by its timeline (by_timeline.py).
+        step: the step of a plan that was chosen by its timeline (by_timeline.py); else None.
         heuristic: picoseconds of the plan that the longest paths give, one after the other ([SP] V-C).
-        room: that there was.
-        walk: that counted the bytes, row by row; None where room says another way.
-        parts: of what it is a plan; of a network whose statistics are by parts, with these.
-        ranks: that there are, of which those of the program's grid are the first; 0: no others.
-        beside: samples alone, where that was looked at too.
+        room: the memory that there was.
+        walk: the walk that counted the bytes, row by row; None where the room counts another way.
+        parts: the network that is planned; where its statistics are by parts, with these.
+        ranks: how many there are, of which the program's grid has the first; 0: no others.
+        beside: plans that split samples alone, where these were looked at too.
     """
 
     program: Program
@@ -79,11 +79,11 @@ class NetworkPlan:
 
     @property
     def step_s(self) -> float:
-        """Seconds that it was chosen by: of a step with what travels meanwhile, or one after the other."""
+        """Seconds by which it was chosen: of a step with communication overlapped, or of one step after the other."""
         return self.seconds if self.step is None else self.step.overlapped
 
     def checked(self, machine: Machine, dtype: str) -> NetworkPlan:
-        """Itself.
+        """The plan itself.
 
         Raises:
             InternalError: its seconds are not those of its program, on its program's ranks.
@@ -98,7 +98,7 @@ def check_ranks(parts: Parts, grid: Grid | None, ranks: int) -> None:
     """Raises InputError: more ranks than can be, or an axis that splits nothing."""
     if ranks > MAX_RANKS:
         raise InputError(f"{ranks} ranks, more than {MAX_RANKS}", hint=f"--ranks up to {MAX_RANKS}")
-    if grid is None:  # as many work as can
+    if grid is None:  # the plan says how many of them work
         return
     products = [bound for bound in parts.rows if bound.operation.is_product]
     extents = [(n, bound.module) for bound in products for s in bound.operation.signatures for _, n in s.extents]
@@ -111,7 +111,7 @@ def check_ranks(parts: Parts, grid: Grid | None, ranks: int) -> None:
 
 
 def grids_of(ranks: int, machine: Machine) -> list[Grid]:
-    """Grids of the most axes, largest first; last, whose groups are nearest, the largest that a node holds."""
+    """Grids with the most axes, largest first; last, where groups are nearest, the largest axis that a node holds."""
     axes = min(MOST_AXES, len(primes(ranks)))
     if axes == 0:
         return [Grid((("a", 1),))]
@@ -131,7 +131,7 @@ def _ordered(factors: Sequence[int], node: int) -> tuple[int, ...]:
 
 
 def _in_other_orders(grid: Grid, machine: Machine) -> list[Grid]:
-    """Another axis innermost, whose groups are nearest; on machines of one level all orders are alike."""
+    """The grid with another axis innermost, where groups are nearest; none on one level, where orders are alike."""
     sizes = sorted((n for _, n in grid.axes), reverse=True)
     found: list[tuple[int, ...]] = []
     for last in sorted({*sizes} - {grid.axes[-1][1]}) if len(machine.levels) > 1 else ():
@@ -142,7 +142,7 @@ def _in_other_orders(grid: Grid, machine: Machine) -> list[Grid]:
 
 
 def scouted_in(room: Room, recompute: bool) -> Room:
-    """What blocks that are computed again take nobody knows yet."""
+    """The room of a scout: unbounded where blocks may be computed again, as nobody knows yet what that saves."""
     return replace(room, memory_bytes=None) if recompute else room
 
 
@@ -159,7 +159,7 @@ class _Scout:
         self.known: dict[Grid, int | None] = {}
 
     def time_ps(self, grid: Grid) -> int | None:
-        """None where it does not fit with few candidates."""
+        """Picoseconds of a grid's best plan with few candidates; None where none fits."""
         if grid not in self.known:
             try:
                 self.known[grid] = self._least(grid)
@@ -168,7 +168,7 @@ class _Scout:
         return self.known[grid]
 
     def of(self, grids: Iterable[Grid]) -> list[tuple[int, Grid]]:
-        """Of those that fit."""
+        """(picoseconds, grid) of those grids on which a plan fits."""
         return [(ps, grid) for grid in grids if (ps := self.time_ps(grid)) is not None]
 
     def _least(self, grid: Grid) -> int:
@@ -188,7 +188,7 @@ def is_alike(one: Parts, other: Parts) -> bool:
 
 
 def _agreed(parts: Parts, plan: Callable[[Parts], Fitted]) -> tuple[Fitted, Parts]:
-    """The best plan found whose statistics, where they are by parts, are by those of its own layout; and of what."""
+    """The best plan found whose statistics by parts, if it has any, follow its own layout; and its network."""
     best, free = None, parts
     for _ in range(LAYOUTS):
         one = plan(free)
@@ -226,10 +226,10 @@ def plan_network(
     Args:
         grids: all of the same number of ranks.
         recompute: whether blocks may be computed again in backward (fitting.py).
-        scout: that remembers grids of other calls.
+        scout: one that remembers grids of other calls.
         reorder: whether axes may be in another order than the grids have them.
     Raises:
-        InputError: no layout takes so little.
+        InputError: no layout fits the memory.
     """
 
     scout = scout or _Scout(parts, machine, dtype, scouted_in(room, recompute))
@@ -305,18 +305,18 @@ def plan_counted(
 def plan_on(
     parts: Parts, grid: Grid, ranks: int, machine: Machine, there: Machine, dtype: str, room: Room, recompute: bool
 ) -> NetworkPlan:
-    """The best layout on a grid, for a machine; of `ranks` ranks, which there are on another machine, for which what is
-    near it is not looked at."""
+    """The best layout on a grid, for `machine`. The grid has some or all of the `ranks` ranks of the machine `there`;
+    layouts near the best are looked at only where both machines are the same."""
     found = plan_network(parts, [grid], machine, dtype, room, recompute)
     return widened(polished(found, machine, dtype) if machine == there else found, ranks, there, dtype)
 
 
 def of_samples(plan: NetworkPlan, parts: Parts, ranks: int, machine: Machine, dtype: str) -> list[NetworkPlan]:
-    """Samples split over all ranks and nothing else, whose neighbours the candidates of a search may lack; none where
-    that can't be, or takes more memory than there is. Not where rows are given, or blocks are computed again.
+    """A plan that splits samples over all ranks and nothing else, whose neighbours a search may lack. None where that
+    can't be, takes more memory than there is, rows are given, or blocks are computed again.
 
     Args:
-        plan: whose room and types it has.
+        plan: the plan whose room and types it takes.
     """
     if parts.given or plan.program.again:
         return []
@@ -354,7 +354,7 @@ def polished(plan: NetworkPlan, machine: Machine, dtype: str, *, by_step: bool =
     """A plan, or a better one near it (plan/program/improved.py) that takes no more memory than there is.
 
     Args:
-        by_step: better is a shorter step with what travels meanwhile, counted quickly, not a smaller sum.
+        by_step: better is a shorter step with communication overlapped, counted quickly, not a smaller sum.
     """
     program, parts = plan.program, plan.parts
     if (frozen := frozen_in(plan)) is None or parts is None:
@@ -374,7 +374,7 @@ def polished(plan: NetworkPlan, machine: Machine, dtype: str, *, by_step: bool =
 
 
 def nearer(plan: NetworkPlan, ranks: int, machine: Machine, dtype: str) -> NetworkPlan:
-    """A plan of so many ranks, or one near it whose step is shorter with what travels meanwhile, counted quickly."""
+    """A plan of so many ranks, or one near it whose step, counted quickly with communication overlapped, is shorter."""
     return widened(polished(working(plan), machine, dtype, by_step=True), ranks, machine, dtype)
 
 
@@ -387,7 +387,7 @@ def working(plan: NetworkPlan) -> NetworkPlan:
 
 
 def widened(plan: NetworkPlan, ranks: int, machine: Machine, dtype: str) -> NetworkPlan:
-    """A plan where there are more ranks: the others have copies, if links serve them so well, or are left out."""
+    """A plan where there are more ranks: the others hold copies, if that takes no longer, or are left out."""
     plan = replace(plan, ranks=ranks)
     grid = plan.program.grid
     if plan.parts is None or grid.ranks == ranks or ranks % grid.ranks:

@@ -28,7 +28,7 @@ class TooLittleOnRanks(InputError):
     """Nothing that is searched fits the ranks' memory.
 
     Attributes:
-        least_bytes: that a rank would need.
+        least_bytes: what a rank would need.
     """
 
     least_bytes: int = 0
@@ -37,10 +37,10 @@ class TooLittleOnRanks(InputError):
 def refusal(
     error: TooLittleMemory, parts: Parts, ranks: int, batch: int, setting: Setting, dtype: str
 ) -> TooLittleOnRanks:
-    """What a plan says that fits nowhere.
+    """The error of a network that fits on no grid.
 
     Args:
-        error: of the search that came nearest.
+        error: the error of the search that came nearest.
     """
     budget, room = error.given, setting.bounded
     program = error.nearest

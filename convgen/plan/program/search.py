@@ -64,7 +64,7 @@ class Effort:
 
 
 THOROUGH = Effort()
-LIMIT = 1 << 62
+LIMIT = 1 << 62  # sums of tables stay below it, so that they and their differences fit into int64
 FLAT = 2  # dimensions of values that may always be copies, too: of features and statistics, which are small
 
 
@@ -89,7 +89,7 @@ class Found:
 
 @dataclass
 class Tables:
-    """What is minimised.
+    """The problem that is minimised.
 
     Attributes:
         of: by row its choices, the fastest first.
@@ -106,7 +106,7 @@ class Tables:
 
 @dataclass
 class Asked:
-    """What all searches of a grid have asked."""
+    """What all searches with one price have asked, and the answers."""
 
     questions: dict[object, Question] = field(default_factory=dict[object, Question])
     answers: dict[tuple[Question, bool], Answer] = field(default_factory=dict[tuple[Question, bool], Answer])
@@ -118,7 +118,7 @@ def _asked_on(_: Price) -> Asked:
 
 
 class TooLittleMemory(InputError):
-    """No layout that is searched takes so little. `convgen plan` says what would do: refusal.py.
+    """No layout that is searched fits the memory. `convgen plan` says what would do: refusal.py.
 
     Attributes:
         least: bytes, of all layouts by the search's own count; or of those found, counted row by row, of which
@@ -148,7 +148,7 @@ class Search:
         """
         Args:
             room: for values kept for backward, parameters, gradients and optimizer's states.
-            price: of rows, instead of the machine's.
+            price: prices of rows, instead of the machine's.
         """
         self.name, tensors, rows, updates, outputs, fixed, *_ = parts
         self.reduce_dtype, self.autocast, self.of_inputs = parts.reduce_dtype, parts.autocast, parts.of_inputs
@@ -230,7 +230,7 @@ class Search:
         return domains
 
     def _follow(self, bound: Bound, domains: dict[str, tuple[Stored, ...]]) -> None:
-        """Results that no product touches are stored as the row makes them of what it reads."""
+        """Results that no product touches are stored as the row makes them from its operands."""
         missing = [v for v in bound.makes if v and v not in domains]
         if not missing:
             return
@@ -252,7 +252,7 @@ class Search:
             domains[v] = tuple(dict.fromkeys((*fitting[: self.effort.stored], *more))) or (copies,)
 
     def question(self, i: int) -> Question:
-        """The same object for rows that are alike, of other searches, too."""
+        """What is asked of a row: one object for all rows that are alike, of other searches too."""
         bound = self.rows[i]
         operands = tuple(None if v in self.own else self.domains[v] for v in bound.reads)
         signature = bound.operation.signatures[0]
@@ -280,7 +280,7 @@ class Search:
         results: Sequence[tuple[Stored, ...]],
         ways: Sequence[Way],
     ) -> Iterator[tuple[str, tuple[Way, ...]]]:
-        """Ways of gradients' own rows."""
+        """By operand, candidate ways of its gradient's row."""
         signature = operation.signatures[0]
         if not self.effort.apart and signature.reduction == "sum":
             return
@@ -321,7 +321,7 @@ class Search:
         results: Sequence[tuple[Stored, ...]],
         most: int,
     ) -> tuple[Way, ...]:
-        """What storages suggest, one of each operand or result at a time; and no roles at all."""
+        """Candidate ways: those that the storage of one operand or result suggests, each alone; and no roles at all."""
         row: Any = operation
         found: dict[Way, None] = {}
         for k, options in enumerate(operands):
@@ -341,7 +341,7 @@ class Search:
         """The best program.
 
         Args:
-            compared: whether with others: runners-up and the heuristic.
+            compared: whether runners-up and the heuristic are found too.
         Raises:
             TooLittleMemory: nothing fits.
         """
@@ -386,7 +386,7 @@ class Search:
         return Found(program, takes, tables.held + memory, len(problem.sizes), cells, second, by_paths)
 
     def time_ps(self) -> int:
-        """Of the best program.
+        """Picoseconds of the best program.
 
         Raises:
             TooLittleMemory: nothing fits.
@@ -412,7 +412,7 @@ class Search:
     def _tables(self, *, short: bool) -> Tables:
         """
         Args:
-            short: whether memory is: then products may also be what takes less of it.
+            short: whether memory is short: then products have choices, too, that take less of it.
         """
         found = Tables()
         factors: list[Factor] = []
@@ -454,7 +454,7 @@ class Search:
                 raise InputError(fact, ("input",), hint="smaller extents, or fewer samples (--batch)")
 
     def _choices(self, question: Question, short: bool) -> list[Choice]:
-        """What a row may be for each storage of its values."""
+        """Choices of a row: each has an option for every storage of its values."""
         answer = self._answer(question)
         if not short or not question.operation.is_product:
             return [fastest(answer)]
@@ -490,7 +490,7 @@ class Search:
             scope, table = self._factor(i, of[i].table)
             tables = np.stack([self._factor(i, of[i].answer.by_way[w])[1] for w in others])
             if scope:
-                # The first of a table's variables to be eliminated is so together with the others.
+                # The variable of the table that is eliminated first has all others of it in its bucket.
                 over, belief = next(beliefs[v] for v in scope if {*scope} <= {*beliefs[v][0]})
                 tables = tables + (belief.min(axis=tuple(k for k, v in enumerate(over) if v not in scope)) - table)
             else:
@@ -502,7 +502,7 @@ class Search:
     def _kept_bytes(
         self, shape: tuple[int, ...], dtype: str, learnt: bool, times: int, domain: tuple[Stored, ...]
     ) -> Table:
-        """What a value takes on the fullest rank until backward has read it, for each way to store it."""
+        """Bytes of a value on the fullest rank until backward has read it, for each storage."""
         key = shape, dtype, learnt, times, domain
         if (known := self._bytes.get(key)) is None:
             each = times * (self.room.parameter_bytes(dtype) if learnt else element_bytes(dtype))
@@ -514,7 +514,7 @@ class Search:
         return known
 
     def _times(self, name: str) -> int:
-        """How often a value is in memory: what nobody differentiates is let go."""
+        """Copies of a value's bytes that a rank keeps: none of a value that nobody differentiates, which is let go."""
         kind = self.tensors[name].kind
         if kind == "input" or kind in GIVEN:
             return 1

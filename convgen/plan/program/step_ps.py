@@ -1,9 +1,9 @@
-"""A step with what travels meanwhile, counted quickly: sums of parameters' gradients behind what is left of backward.
+"""A step with overlap, counted quickly: sums of parameters' gradients travel behind what is left of backward.
 
-A row's backward computes and moves, and leaves a sum to a lane beside: while something is computed the lane has the
-link alone; while something else moves both have half of it (cost/link.py). What is left of the sums at the end is
-waited for, and one latency, as of a bucket. Halos, chunks and sizes of buckets are not in it: those are the timeline's
-(cost/timeline.py), which what is found by this is timed with.
+A row's backward computes and moves, and leaves its gradients' sum to a lane of its own. While the row computes, the
+lane has the link alone; while the row moves, each has half of it (cost/link.py). What is left of the sums at the end is
+waited for, with one latency, as of a bucket. Halos, chunks and sizes of buckets are not in it: the timeline has those
+(cost/timeline.py), and times what is found by this.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class Cost(NamedTuple):
     """Picoseconds of a row.
 
     Attributes:
-        forward: what it computes and moves.
+        forward: computing and moving in forward.
         computing, moving: backward, but for sums.
         sums: all-reduces of parameters' gradients, without their latency.
     """
@@ -44,8 +44,8 @@ def step_ps(costs: Sequence[Cost]) -> int:
 
 
 def at_least_ps(old: Cost, new: Cost) -> int:
-    """Picoseconds that a step takes more, at least, where a row costs something else. One less of computing may uncover
-    one of sums, and one less of moving saves two at most, as sums had half of the link meanwhile.
+    """Picoseconds by which a step grows, at least, where a row's cost changes. One picosecond less of computing may
+    uncover one of sums; one less of moving saves two at most, as sums had half of the link meanwhile.
 
     Example:
         >>> at_least_ps(Cost(10, 20, 6, 30), Cost(12, 25, 5, 20))

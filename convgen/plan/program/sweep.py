@@ -22,7 +22,7 @@ MOST = 24  # ways of a row, or of one of its gradients, those with the least loc
 
 
 def sweep(near: Nearby) -> None:
-    """Takes for each product what costs least."""
+    """Take for each product the ways, and for each value the storage, that cost least, until nothing gets better."""
     for _ in range(SWEEPS):
         better = sum(_lay(near, i) for i, row in enumerate(near.rows) if row.bound.operation.is_product)
         if not better + sum(_store(near, value) for value in near.free):
@@ -51,7 +51,7 @@ def _taken(near: Nearby, changes: Iterable[Change | None]) -> bool:
 
 
 def _less_work(near: Nearby, i: int) -> Iterator[Laid]:
-    """Ways of a row, and of its gradients, whose local work is less than it is."""
+    """Other ways of a row and of its gradients, with less local work than it has now."""
     row, own, price = near.rows[i], gradients_of(near.rows[i]), near.price_of(i)
     operation, now = row.bound.operation, (row.way, row.roles)
     here_ps = price.local(operation, row.way, dict(row.roles))

@@ -37,12 +37,12 @@ class Question:
 
     Attributes:
         operands, results: by operand or result its candidates; None: a parameter that this row places.
-        options: of the row; `gradients` are ways of each derived row.
+        options: the row's; `gradients` has the ways of each derived row.
         wanted: by operand, whether it wants a gradient.
         learnt: by operand, whether it is a parameter.
-        types: of what it moves and makes.
-        room: what is counted of memory.
-        bias: what it has to do with one.
+        types: in which the row computes, and in which it moves and makes values.
+        room: which memory is counted, and how.
+        bias: what the row has to do with a bias.
         again: whether operands that were gathered are not kept for backward, and gathered again.
     """
 
@@ -65,11 +65,11 @@ class Question:
 
 @dataclass
 class Answer:
-    """Of each option, over (operands without parameters..., results...): costs, and bytes that it takes.
+    """For each option, over (operands without parameters..., results...): costs, and bytes that it takes.
 
     Attributes:
         by_way: the least costs of each way.
-        derived: of each option, by the name of an operand, cells' numbers of a way of its gradient's row.
+        derived: for each option, by operand: its gradient's ways, and in each cell the number of one, -1 for the vjp.
     """
 
     question: Question
@@ -101,7 +101,7 @@ def fastest(answer: Answer) -> Choice:
 
 
 def choices(answers: Sequence[Answer]) -> list[Choice]:
-    """Of each answer the fastest option of each cell, and the one that takes least memory; those alike once."""
+    """For each answer the fastest option of each cell and the one with least memory; none that another one beats."""
     found: list[Choice] = []
     for answer in answers:
         cheap = np.where(answer.memory == answer.memory.min(0), answer.costs, NEVER)

@@ -1,7 +1,7 @@
 """Which rows of a network are better one row, with one wider or earlier halo: by the timeline, chain by chain.
 
 A chain of rows is cut where the sum of its parts' times, each alone, is least; a part is one row as it is, or several
-as one up to a halo. A batch norm's moments count with the part that begins with what they are of.
+as one up to a halo. A batch norm's moments are timed with the part that begins with its last row.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from convgen.program.network import Program, label
 from convgen.program.norms import norms
 from convgen.program.wide import Group, chains
 
-MOST_HALOS = 4  # that one stands for
+MOST_HALOS = 4  # halos for which one wider halo may stand
 
 
 def worth_widening(program: Program, machine: Machine, dtype: str, *, of_inputs: bool = False) -> Program:
@@ -35,7 +35,7 @@ class _Times:
         self.known: dict[object, float] = {}
 
     def best(self, chain: Group) -> Iterator[tuple[str, str]]:
-        """Labels of the first and the last row of what is one."""
+        """Labels of the first and the last row of each part that is several rows as one."""
         halos = halos_of(self.program, chain)
         if not any(halos):  # none, or that of the first row alone
             return

@@ -54,7 +54,7 @@ __all__ = ["CHECKS", "Facts", "faults", "verify"]
 
 
 def check_forms_are_read_as_such(f: Facts) -> Iterator[Fault]:
-    """Parts and rims are what they say, and only steps read them that know how."""
+    """Parts and rims are what they say, and only steps that know how read them."""
     yield from check_forms(f.schedule, f.space)
 
 
@@ -103,7 +103,7 @@ def verify(schedule: Schedule, space: Space) -> None:
 
 
 class Broken(NamedTuple):
-    """A check's name, what it says, the step that it says it of, and for how many samples."""
+    """The name of a check, its words, the step at fault, and for how many samples."""
 
     check: str
     text: str
@@ -112,7 +112,7 @@ class Broken(NamedTuple):
 
 
 def faults(schedule: Schedule, space: Space) -> Iterator[Broken]:
-    """Every rule that a schedule breaks; those after the first may follow from it, or fail to be looked at."""
+    """Every rule that a schedule breaks. Faults after the first may follow from it, or be missed because of it."""
     every = _with_a_sample_each(space.conv, space.grid, space.virtual_padding)
     for facts in (Facts(schedule, space), Facts(schedule, every)):
         for check in CHECKS:

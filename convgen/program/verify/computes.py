@@ -1,6 +1,6 @@
 """Checks of operations, by signature: same index, same block; rows at hand; every term once; copies equal.
 
-No operation is named here but the bias, which is added to a sum and must be there once.
+These checks name no operation but the bias, which is added to a sum and must be added once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Spans = NDArray[np.int64]  # [ranks, 2]
 
 
 class Part:
-    """Each rank's part of an operation: which block of every index it is about, as each operand says it.
+    """Each rank's part of an operation: for every index its block, as each operand has it.
 
     Attributes:
         said: for every index the operands that are made of it, with their blocks.
@@ -68,7 +68,7 @@ class Part:
 
 @lru_cache(maxsize=2)
 def parts(f: Facts) -> tuple[Part, ...]:
-    """Of every operation, found once for all checks."""
+    """The parts of every operation, found once for all checks."""
     return tuple(Part(f, one) for one in f.computed)
 
 
@@ -93,9 +93,9 @@ def check_operands_match(f: Facts) -> Iterator[Fault]:
 
 
 def check_bias_lies_as_what_it_is_added_to(f: Facts) -> Iterator[Fault]:
-    """The bias's operations take shapes as they are, also on a rank with nothing to do.
+    """The bias's operations take tensors as they are stored, also on a rank with nothing to do.
 
-    So there are no rows of zeros around a block, and what several operands have is over the same axes.
+    So blocks have no rows of zeros around them, and an index that several operands have is split over the same axes.
     """
     for one in f.computed:
         axes_of: dict[tuple[str, ...], Axes] = {}
@@ -122,10 +122,10 @@ def check_rows_are_at_hand(f: Facts) -> Iterator[Fault]:
 
 
 def check_one_padding_fits(f: Facts) -> Iterator[Fault]:
-    """On every rank the local convolution pads both sides alike, as a module says it, and has exactly the rows wanted.
+    """On every rank the local convolution pads both sides alike, as modules say it, and has exactly the rows needed.
 
-    It pads all rows of x as the layer does, a block or a window not at all, and what a window of dy leaves open (of a
-    transposed convolution all rows of y, and what a window of x leaves open).
+    All rows of x are padded as the layer says, a block or a window of x not at all. A window of dy is padded by what it
+    leaves open (of a transposed convolution all rows of y, and what a window of x leaves open).
     Kernels that pad virtually take any padding.
     """
     if f.space.virtual_padding:
@@ -161,9 +161,9 @@ def check_one_padding_fits(f: Facts) -> Iterator[Fault]:
 
 
 def check_every_term_is_summed_once(f: Facts) -> Iterator[Fault]:
-    """Over the ranks that hold different parts or addends of the result, each term is there once; copies have the same.
+    """Ranks with different parts or addends of the result sum each term once in all; copies sum the same terms.
 
-    A term is one element of every index: of a convolution a product, of a sum an element.
+    A term is one element of every index: a product of a convolution, an element of a sum.
     """
     grid = f.space.grid
     for part in parts(f):
@@ -185,7 +185,7 @@ def check_every_term_is_summed_once(f: Facts) -> Iterator[Fault]:
 
 
 def check_bias_is_added_once(f: Facts) -> Iterator[Fault]:
-    """Between the convolution and y the bias is added once, to whole sums, and each rank has its part."""
+    """Between the convolution and y the bias is added once, to whole sums, and each rank adds its own part of it."""
     made = {step.result: step for step in f.schedule.forward}
     value, added = "y", 0
     while value in made:

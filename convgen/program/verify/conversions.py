@@ -11,7 +11,7 @@ from convgen.program.verify.typed import untyped
 
 
 def check_no_partial_is_read_whole(f: Facts) -> Iterator[Fault]:
-    """Addends are cut, reduced, and nothing else."""
+    """A partial value is only sliced or reduced."""
     for _, step in f.steps:
         reduces = isinstance(step, Convert) and step.kind in ("slice", "reduce_scatter", "all_reduce")
         for value in reads(step):
@@ -20,7 +20,7 @@ def check_no_partial_is_read_whole(f: Facts) -> Iterator[Fault]:
 
 
 def check_windows_are_needed(f: Facts) -> Iterator[Fault]:
-    """A window has the rows that the other activation's block needs: the most over all ranks, and no more."""
+    """A window has the rows that the other activation's block needs: the most that any rank needs, and no more."""
     for _, step in f.steps:
         layout = step.type
         for d, window in enumerate(layout.windows):
@@ -39,8 +39,8 @@ def check_conversion_is_typed(f: Facts) -> Iterator[Fault]:
 def check_group_is_exact(f: Facts) -> Iterator[Fault]:
     """A collective runs over the axes along which its ranks differ, and no more: the smallest group."""
     for step, t in f.conversions:
-        # An exchange may be over more than a few samples need, or than these do where axes share them out unevenly, or
-        # rows of which no rank needs any.
+        # An exchange may be over more axes than are needed by few samples, by samples that axes share out unevenly, or
+        # by rows that no rank needs.
         few = f.space.conv.batch < f.space.grid.enough or not t.need.any()
         few = few or any(isinstance(f.space.grid.sizes[a], Uneven) for one in (t.c.src, t.c.dst) for a in one.axes[0])
         if not (set(step.over) >= set(t.ranks) if few and step.kind == "exchange" else step.over == t.ranks):
@@ -55,5 +55,5 @@ def check_every_read_is_local(f: Facts) -> Iterator[Fault]:
 
 
 def check_sent_is_received(f: Facts) -> Iterator[Fault]:
-    """What a collective sends by its definition is what the other ranks of the group take."""
+    """What a collective sends by its definition is what the group's other ranks take."""
     yield from ((step, text) for step, t in f.conversions for text in t.unsent())

@@ -31,7 +31,7 @@ class Computed:
 
     @property
     def all(self) -> tuple[tuple[Operand, Layout], ...]:
-        """The result first: its blocks are what a rank is asked for."""
+        """The result, then the operands: the result's blocks are what a rank has to make."""
         return (self.result, *self.operands)
 
 
@@ -69,7 +69,7 @@ class Facts:
 
     @cached_property
     def results(self) -> dict[str, Phase]:
-        """What each section has to make: y, dx, dw, and db where there is a bias."""
+        """By name, the section that has to make it: y, dx, dw, and db where there is a bias."""
         made: dict[str, Phase] = {row.makes: row.section for row in self.rows.values()}
         return {name: section for name, section in made.items() if TENSOR_OF[name] in self.stored}
 

@@ -26,7 +26,7 @@ from convgen.program.rows import PlacedRow
 
 
 def flight_faults(program: Program) -> Iterator[str]:
-    """What is wrong, in order."""
+    """What is wrong with what travels meanwhile, in the order of rows."""
     for row in program.rows:
         yield from _early(label(row), row)
         yield from _chunks(label(row), row, program.grid)
@@ -94,7 +94,7 @@ def _forward_buckets(program: Program) -> Iterator[str]:
 
 
 def order_faults(program: Program, steps: Iterable[Flow]) -> Iterator[str]:
-    """Of a pass, what is started and not waited for, or read before."""
+    """Collectives of a pass that are started and not waited for, or read before."""
     flying: dict[str, Start] = {}
     over: set[str] = set()
     for step in steps:
@@ -117,7 +117,7 @@ def order_faults(program: Program, steps: Iterable[Flow]) -> Iterator[str]:
 
 
 def _read(program: Program, local: Local, flying: dict[str, Start]) -> Iterator[str]:
-    """What a rank's part of a row reads that is still on its way."""
+    """Collectives in flight that bring what a rank's part of a row reads."""
     for name, start in flying.items():
         for m in start.moved:
             kind, k = m.chain

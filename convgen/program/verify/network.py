@@ -5,13 +5,13 @@
 | values | made once, before they are read, of the shape that their readers want (program/verify/values.py) |
 | chains | begin where a value is stored or made, end where it is wanted, each step where the one before ended |
 | typed | a conversion changes a type as its name says, over the ranks that differ (program/verify/typed.py) |
-| reductions | stand where addends or parts that overlap become one, by the row's reduction, and nowhere else |
-| gradients | of each operand that has one are collected: of local code's, or of a row of its own |
-| arrives | after a step every rank has just what its one owner among the group had; what is sent is taken |
-| sums | what is partial is summed over just these axes; parts that overlap come from every rank that has one |
+| reductions | stand where addends or overlapping parts become one value, by the row's reduction, and nowhere else |
+| gradients | of each operand that has one are collected in one way: from local code's vjp, or from a row of their own |
+| arrives | after a conversion every rank has just what its owner in the group had; what is sent is taken |
+| sums | what is partial is summed over just these axes; overlapping parts come from every rank that has one |
 | at hand | local code finds the rows that its blocks read |
-| once | over the ranks of different roles every term is computed once; ranks without a role compute alike |
-| forms | what is no tensor is read by rows that know how (program/forms.py) |
+| once | over ranks of different roles every term is computed once; ranks that differ in no role compute alike |
+| forms | what is no tensor is read only by rows that know how (program/forms.py) |
 | kept | buffers become values of their own layout, and nothing partial is stored |
 | flights | what travels meanwhile (program/verify/flights.py) |
 | steps | the list that ranks run has each slot made once, before it is read (program/verify/steps.py) |
@@ -52,7 +52,7 @@ def verify_network(program: Program) -> None:
 
 
 def faults(program: Program) -> Iterator[str]:
-    """What is wrong, in order; what stands behind the first may follow from it, or fail to be looked at."""
+    """What is wrong, in order. Faults after the first may follow from it, or be missed because of it."""
     is_right = True
     for fault in _of_program(program):
         is_right = False
@@ -70,7 +70,7 @@ def _of_program(program: Program) -> Iterator[str]:
 
 @lru_cache(maxsize=1 << 12)
 def _row(row: PlacedRow, grid: Grid) -> tuple[str, ...]:
-    """Of a row, whatever its values are called."""
+    """Faults of a row, whatever its values are called."""
     return tuple(_faults(row, grid))
 
 
@@ -109,7 +109,7 @@ def _faults(row: PlacedRow, grid: Grid, *, of_gradient: bool = False) -> Iterato
 
 
 def _open_dims(row: PlacedRow, grid: Grid) -> Dims:
-    """Dimensions that come as windows where blocks serve here: for other sizes, at which they don't."""
+    """Dimensions that come as windows though blocks would do at this size: at other sizes they don't."""
     sets, roles, found = index_sets(row.signature, grid), dict(row.roles), set[tuple[str, int]]()
     for operand, fetch, back in zip(row.signature.inputs, row.fetch, row.back, strict=True):
         wants = layout(sets, operand.name, row.signature.wants(operand, roles))
@@ -122,10 +122,10 @@ def _open_dims(row: PlacedRow, grid: Grid) -> Dims:
 def _chain(
     name: str, src: Layout, dst: Layout, chain: Chain, sets: IndexSets, reduction: Reduction | None = None
 ) -> Iterator[str]:
-    """Of conversions from one type to another.
+    """Faults of a chain of conversions from one type to another.
 
     Args:
-        reduction: of the first of them, which makes one of addends or of parts that overlap; of others there is none.
+        reduction: of the chain's first conversion, which makes one value of addends or overlapping parts; else None.
     """
     here = src
     for i, c in enumerate(chain):
@@ -140,7 +140,7 @@ def _chain(
 
 
 def _unsized(there: Layout) -> Layout:
-    """With its windows, however many rows they have at some sizes: these follow from relations."""
+    """A type without the widths of its windows, which follow from relations and differ by size."""
     return replace(there, windows=tuple([None if w is None else ANY for w in there.windows]))
 
 
@@ -160,7 +160,7 @@ def _step(c: Conversion, sets: IndexSets) -> Iterator[str]:
 
 
 def _at_hand(row: PlacedRow, sets: IndexSets) -> Iterator[str]:
-    """Every rank's window lies in what it has after its fetch."""
+    """Every rank's window lies in the rows that it has after its fetch."""
     signature, roles = row.signature, dict(row.roles)
     for operand, chain, stored in zip(signature.inputs, row.fetch, row.reads, strict=True):
         held = sets.held(chain[-1].dst if chain else Layout(operand.name, stored))
@@ -173,7 +173,7 @@ def _at_hand(row: PlacedRow, sets: IndexSets) -> Iterator[str]:
 
 
 def _once(row: PlacedRow, sets: IndexSets) -> Iterator[str]:
-    """The blocks of all indices, over the ranks that differ in their roles, are every term once."""
+    """Blocks of all indices, over the ranks that differ in their roles, hold every term once."""
     signature, grid = row.signature, sets.grid
     axes = [a for _, nest in row.roles for a in nest]
     if len(set(axes)) != len(axes):

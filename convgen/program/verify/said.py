@@ -1,6 +1,6 @@
-"""Checks of what a schedule says of itself: that its head is its layer's, and that its steps do what the head says.
+"""Checks of what a schedule says of itself: its head is the layer's, and its steps do what the head says.
 
-Modules are made of steps alone; the head is what people, prices and pictures read of a schedule.
+Modules are made of the steps alone; people, prices and pictures read the head.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from convgen.program.verify.facts import Computed, Facts, Fault, listed
 
 
 def check_every_tensor_is_stored(f: Facts) -> Iterator[Fault]:
-    """What is stored is what the layer has: x, w and y, and the bias if it has one."""
+    """The layer's tensors are stored: x, w and y, and the bias if there is one."""
     has = ["x", "w", "y", *(["bias"] if f.space.conv.bias else [])]
     if (found := [layout.tensor for _, layout in f.schedule.stored]) != has or [*f.stored] != has:
         yield None, f"stored are {', '.join(found)}, the layer has {', '.join(has)}"
 
 
 def check_roles_are_as_computed(f: Facts) -> Iterator[Fault]:
-    """Each phase says its roles, and its convolution splits each index over the axes that these give it.
+    """Each phase states its roles, and its convolution splits each index over the axes of these roles.
 
     Rows without a window may be more than a block of the other activation reads.
     """
@@ -36,7 +36,7 @@ def check_roles_are_as_computed(f: Facts) -> Iterator[Fault]:
 
 
 def _other_roles(f: Facts, one: Computed, roles: Roles) -> Iterator[str]:
-    """How a convolution has other roles than these."""
+    """How a convolution's roles differ from these."""
     names, known = [index for index, _ in roles.nests], one.signature.extent
     yield from (f"{i} is no index of it, which has {', '.join(known)}" for i in names if i not in known)
     yield from (f"{i} stands {names.count(i)} times" for i in known if names.count(i) > 1)
@@ -51,7 +51,7 @@ def _other_roles(f: Facts, one: Computed, roles: Roles) -> Iterator[str]:
 
 
 def check_held_x_is_as_said(f: Facts) -> Iterator[Fault]:
-    """Where x is held as it is stored, backward reads nothing that forward has made of it."""
+    """Where x is held as it is stored, backward reads nothing that forward has made of x."""
     if f.schedule.hold_x == "gathered":
         return
     made = {step.result for step in f.schedule.forward if step.type.tensor == "x"}

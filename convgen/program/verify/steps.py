@@ -2,9 +2,9 @@
 
 | check | says |
 |---|---|
-| slots | each is made once in a mode, and before it is read; what nobody reads is left for a reason |
+| slots | each is made once in a mode, before it is read; a slot that nobody reads is left for a reason |
 | flights | what is sent on its way is waited for once, by a step of the same name, before the pass ends |
-| hands | each buffer is renewed once, each gradient that is asked for is handed on once, each output is there |
+| hands | each buffer is renewed once, each gradient asked for is handed on once, and each output is made |
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ WAITS = {
     "start": "wait", "start_back": "wait_back", "start_bucket": "wait_bucket", "send_fetch": "wait_chunk",
     "send_store": "wait_chunk", "send_given": "wait_chunk", "send_back": "wait_chunk",
 }  # fmt: skip
-FEWER = ("add", "start_bucket")  # of what is made in training alone they read nothing in evaluation
+FEWER = ("add", "start_bucket")  # kinds that may read slots of training alone, and leave these out in evaluation
 
 
 def lowered_faults(program: Program) -> Iterator[str]:
-    """What is wrong with a program's steps, with and without gradients of inputs."""
+    """What is wrong with the steps of a program, with and without gradients of inputs."""
     for of_inputs in (False, True):
         yield from step_faults(program, lower(program, of_inputs=of_inputs), of_inputs=of_inputs)
 

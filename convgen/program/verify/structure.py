@@ -10,7 +10,7 @@ from convgen.program.verify.facts import Facts, Fault
 
 
 def check_names_are_defined_once(f: Facts) -> Iterator[Fault]:
-    """A value is never overwritten, nor is one that is given."""
+    """No step overwrites a value, whether made or given."""
     seen = {n for n in GIVEN if TENSOR_OF[n] in f.stored}
     for _, step in f.steps:
         if step.result in seen:
@@ -19,7 +19,7 @@ def check_names_are_defined_once(f: Facts) -> Iterator[Fault]:
 
 
 def check_every_read_is_defined(f: Facts) -> Iterator[Fault]:
-    """A step reads what an earlier step made; dy is there in backward only."""
+    """A step reads what an earlier step made; dy exists in backward only."""
     known = {n for n in GIVEN if TENSOR_OF[n] in f.stored}
     for phase, step in f.steps:
         for value in reads(step):
@@ -29,7 +29,7 @@ def check_every_read_is_defined(f: Facts) -> Iterator[Fault]:
 
 
 def check_every_value_is_read(f: Facts) -> Iterator[Fault]:
-    """Nothing is made, let alone sent, in vain."""
+    """Some step reads each value, so that nothing is made or sent in vain."""
     read = {v for _, step in f.steps for v in reads(step)} | {"y", "dx", "dw", "db"}
     for _, step in f.steps:
         if step.result not in read:
@@ -59,7 +59,7 @@ def check_types_are_layouts(f: Facts) -> Iterator[Fault]:
 
 
 def check_results_are_stored(f: Facts) -> Iterator[Fault]:
-    """y, dx, dw and db are made in their phases, as x, w, y and bias are stored."""
+    """y, dx, dw and db are made in their phases, with the layouts in which x, w, y and bias are stored."""
     made = f.schedule.defined_in()
     for name, phase in f.results.items():
         if made.get(name) != phase:
@@ -71,7 +71,7 @@ def check_results_are_stored(f: Facts) -> Iterator[Fault]:
 
 
 def check_steps_take_their_operands(f: Facts) -> Iterator[Fault]:
-    """A step reads what it is about, in its section, and makes what its row says; a conversion keeps its tensor."""
+    """A step reads its operation's operands, in its section, and makes its result; a conversion keeps its tensor."""
     for phase, step in f.steps:
         match step:
             case Compute():
@@ -90,7 +90,7 @@ def check_steps_take_their_operands(f: Facts) -> Iterator[Fault]:
 
 
 def check_computations_make_blocks(f: Facts) -> Iterator[Fault]:
-    """What an operation makes are blocks: rows around them are fetched by conversions."""
+    """An operation makes blocks: only conversions fetch rows around them."""
     for _, step in f.steps:
         if isinstance(step, Compute) and step.type.has_window:
             yield step, f"{step.operation} makes no window, as in {step.type}"

@@ -1,5 +1,5 @@
-"""What a conversion's name says, of layers and networks alike: how the type changes, over which ranks, and what each of
-them has and takes."""
+"""What a conversion's name says, in layers and networks alike: how the type changes, over which ranks, and what each
+of these ranks has and takes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def unread_rows(
     of: str,
     busy: NDArray[np.bool_] | bool = True,
 ) -> Iterator[str]:
-    """A rank that has not all rows that its block reads through a relation."""
+    """The first rank that lacks rows that its block reads through a relation."""
     lo, hi = relation.hull(*relation.window(*block), extent)
     for rank in np.flatnonzero(busy & (hi > lo) & ((lo < held[:, 0]) | (hi > held[:, 1])))[:1]:
         yield f"rank {rank} needs rows [{lo[rank]}, {hi[rank]}) {of}, it has [{held[rank, 0]}, {held[rank, 1]})"
@@ -42,7 +42,7 @@ class Travel:
     """A conversion, rank by rank.
 
     Attributes:
-        both: how many elements rank i has before of those that rank j has afterwards.
+        both: [i, j], how many of the elements that rank j has afterwards rank i has before.
     """
 
     def __init__(self, c: Conversion, sets: IndexSets) -> None:
@@ -53,8 +53,8 @@ class Travel:
 
     @cached_property
     def owned(self) -> Counts:
-        """What rank j has from its one owner i, itself included: an owner differs from it in block axes only. Addends
-        are at hand on every rank that sums them: the block is what has to be had, from any of them alike."""
+        """What rank j has from its one owner i, itself included: an owner differs from it in block axes only. Every
+        rank that sums addends has its own: the block is what has to arrive, from any of them alike."""
         src = self.c.src
         axes = (a for axes, window in zip(src.axes, src.windows, strict=True) if window is None for a in axes)
         return self.both * same_group(self.grid, tuple(axes))
@@ -69,7 +69,7 @@ class Travel:
         return tuple(a for a in self.grid.names if (at[a][i] != at[a][j]).any())
 
     def unserved(self) -> Iterator[str]:
-        """A rank whose need is not what it owned and what it has received from its group."""
+        """The first rank whose need is not what it owned and what its group has sent it."""
         over = () if self.c.kind in ("slice", "reduce_scatter") else self.c.over
         supply = self.owned * same_group(self.grid, over)
         owned, had = np.diag(supply), supply.sum(axis=0)
@@ -77,7 +77,7 @@ class Travel:
             yield f"rank {r} needs {self.need[r]} elements, owns {owned[r]} of them and receives {had[r] - owned[r]}"
 
     def unsent(self) -> Iterator[str]:
-        """What a collective sends by its definition and its group does not take: all_gather and all_reduce everybody's
+        """What a collective sends by its definition and its group does not take: all_gather and all_reduce send every
         block to everybody, all_to_all and reduce_scatter each element to one rank; an exchange sends what is needed.
         """
         taken, size = self.both * same_group(self.grid, self.c.over), self.before
@@ -90,7 +90,7 @@ class Travel:
 
 
 def untyped(t: Travel) -> str:
-    """What is wrong with a conversion of this kind between these types; nothing if it is typed."""
+    """What is wrong with a conversion of this kind between these types; "" if nothing is."""
     src, dst = t.c.src, t.c.dst
     if t.c.reduction is not None:
         return _unreduced(t.c.kind, src, dst)
@@ -139,7 +139,7 @@ def _unreduced(kind: Kind, src: Layout, dst: Layout) -> str:
 
 
 def collective_over(kind: Kind, src: Layout, dst: Layout, grid: Grid) -> Axes:
-    """The axes along which the ranks of a slice or a collective differ, which is no exchange."""
+    """The axes along which the ranks of a slice, or of a collective that is no exchange, differ."""
     if kind == "slice":
         return ()
     if added := set(src.partial) - set(dst.partial):
@@ -150,13 +150,13 @@ def collective_over(kind: Kind, src: Layout, dst: Layout, grid: Grid) -> Axes:
 
 
 def _common(old: tuple[Axes, ...], new: tuple[Axes, ...]) -> Iterator[tuple[Axes, Axes, int]]:
-    """Axes of each dimension before and after, and how many outer ones are the same."""
+    """The axes of each dimension before and after, and how many outer axes stay the same."""
     for a, b in zip(old, new, strict=True):
         yield a, b, next((n for n, (p, q) in enumerate(zip(a, b, strict=False)) if p != q), min(len(a), len(b)))
 
 
 def _longer(short: tuple[Axes, ...], long: tuple[Axes, ...]) -> set[str]:
-    """Axes that `long` has inside of those of `short`; all of them where it does not continue those."""
+    """Axes that `long` adds inside those of `short`; of a dimension where it does not continue them, all axes."""
     added: set[str] = set()
     for a, b in zip(short, long, strict=True):
         added |= set(b[len(a) :] if b[: len(a)] == a else a + b)

@@ -8,7 +8,7 @@ from convgen.program.network import Program, label
 
 
 def value_faults(program: Program) -> Iterator[str]:
-    """What is wrong, in order."""
+    """What is wrong, in the order of rows."""
     values = program.values
     there = {name for name, value in values.items() if value.kind != "made"}
     for row in program.rows:

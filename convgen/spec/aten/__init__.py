@@ -1,4 +1,4 @@
-"""What operators of ATen are as rows: a file a family, and `describe`, which finds them.
+"""Describers: what ATen's operators are as rows, a file for each family; `describe` finds them.
 
-An operator that no file knows runs whole: its operands gathered, every rank alike.
+An operator without a describer runs whole: its operands are gathered, and every rank computes all of it.
 """

@@ -1,4 +1,4 @@
-"""What needs a dimension whole: maxima, cumulative sums, sorting; variances and norms; rows by number."""
+"""Operators along a whole dimension: maxima, cumulative sums, sorting; variances and norms; rows by number."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ LARGEST_FIRST = (
 
 
 def dims_of(given: Any, count: int) -> tuple[int, ...]:
-    """Dimensions as an argument has them: one, several, or all."""
+    """The dimensions that an argument names: one, several, or all."""
     if given is None or given == ():
         return tuple(range(count))
     several = cast("Sequence[int]", given if isinstance(given, tuple) else (given,))
     return tuple(sorted({int(d) % max(count, 1) for d in several}))
 
 
-# By operator: the place of the dimension, or dimensions, among the arguments.
+# By operator: the place of its dimension, or dimensions, among the arguments.
 ALONG = {
     "max.dim": 1, "min.dim": 1, "amax": 1, "amin": 1, "argmax": 1, "argmin": 1, "cumsum": 1, "cumprod": 1,
     "logsumexp": 1,
@@ -78,7 +78,7 @@ def triangle(reader: Reader, call: Call) -> bool:
 
 @knows("max", "min")
 def of_all(reader: Reader, call: Call) -> bool:
-    """Of one tensor, over all dimensions; elementwise ones have overloads."""
+    """The maximum of one tensor over all dimensions; elementwise maxima have overloads."""
     x = reader.of(call.args[0])
     return bool(x.shape) and call.op in ("max", "min") and along_dims(reader, call, x, tuple(range(len(x.shape))))
 
@@ -129,7 +129,7 @@ def vector_norm(reader: Reader, call: Call) -> bool:
 
 
 def root(reader: Reader, x: Tensor, y: Tensor) -> None:
-    """The square root, with a gradient of 0 at 0, as norms have it."""
+    """The square root, with gradient 0 at 0, as in norms."""
     from convgen.operations.pointwise import Pointwise
 
     reader.add(Pointwise("root", x.shape, (x.shape,)), [x], [y.name])
@@ -137,7 +137,7 @@ def root(reader: Reader, x: Tensor, y: Tensor) -> None:
 
 @knows("renorm")
 def renorm(reader: Reader, call: Call) -> bool:
-    """Slices of one dimension scaled down to a norm, where theirs is larger: renorm(x, p, dim, maxnorm)."""
+    """renorm(x, p, dim, maxnorm): slices of one dimension, scaled down to a norm where theirs is larger."""
     x, (result,) = reader.of(call.args[0]), call.results
     _, order, given, most = call.args
     if result is None or not x.floats:
@@ -162,7 +162,7 @@ def renorm(reader: Reader, call: Call) -> bool:
 
 @knows("index.Tensor", "index_select")
 def index(reader: Reader, call: Call) -> bool:
-    """One dimension by a tensor of numbers."""
+    """Rows of one dimension by a tensor of numbers."""
     x, (result,) = reader.of(call.args[0]), call.results
     assert result is not None
     if call.op == "index_select":

@@ -42,12 +42,13 @@ def convolution(reader: Reader, call: Call) -> bool:
 
 
 def own_padding(graph: Graph) -> dict[int, Call | None]:
-    """Zeros around rows that one convolution alone reads are padding of its own, different on both sides or not.
+    """Calls of convolutions that take over zeros around their x as padding, where nothing else reads the padded x.
 
     Args:
-        graph: whose sizes are numbers.
+        graph: its sizes are numbers.
     Returns:
-        By number, a convolution's call with pairs as its padding; None for what padded its x.
+        By number, a convolution's call with a pair for each dimension as its padding; None for the call that padded its
+        x.
     """
     kept = {v for _, v in (*graph.outputs, *graph.updates)}
     readers: dict[str, list[int]] = {}
@@ -72,7 +73,7 @@ def own_padding(graph: Graph) -> dict[int, Call | None]:
 
 
 def _zeros(call: Call, n: int) -> list[tuple[int, int]] | None:
-    """Rows of zeros below and above of the last n dimensions, in their order; None where it pads otherwise."""
+    """Rows of zeros below and above for the last n dimensions, in their order; None where it pads in another way."""
     mode, fill = ("constant", call.args[2]) if call.op == "constant_pad_nd" else (call.args[2], call.args[3])
     sides: tuple[int, ...] = call.args[1]  # type: ignore[assignment]
     if mode != "constant" or fill or n < 1 or min(sides, default=0) < 0 or any(sides[2 * n :]):
@@ -109,7 +110,7 @@ def transposed(reader: Reader, call: Call) -> bool:
 
 
 def with_bias(reader: Reader, call: Call, operation: object, reads: Sequence[Tensor], b: object, d: int = 1) -> None:
-    """An operation, and a vector over dimension d added to what it makes."""
+    """Add an operation, and a row that adds a vector over dimension d to its result."""
     (result,) = call.results
     assert result is not None
     y = reader.tensors[result.name]

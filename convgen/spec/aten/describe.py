@@ -1,4 +1,4 @@
-"""From a graph to its values and rows."""
+"""From a graph to its values and its rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from convgen.spec.autocast import kind_of
 from convgen.spec.graph import FLOATS, Call, Graph
 from convgen.spec.operators import impurity
 
-# Each registers its own; sizes.py describes graphs by these.
+# Each file registers its describers; sizes.py describes graphs by these.
 for _file in iter_modules(aten.__path__):
     if _file.name not in ("describe", "sizes", "responses"):
         import_module(f"{aten.__name__}.{_file.name}")
@@ -29,7 +29,7 @@ class Described:
     """A graph as rows.
 
     Attributes:
-        calls: of each row, the number of the graph's call that it is of.
+        calls: by row, the number of the graph's call that the row belongs to.
         whole: numbers of calls that run whole.
     """
 
@@ -40,10 +40,11 @@ class Described:
 
 
 def describe(graph: Graph, device: str = "") -> Described:
-    """Rows of a graph whose sizes are numbers (`Graph.at`).
+    """The rows of a graph whose sizes are numbers (`Graph.at`).
 
     Args:
-        device: for which rows say how torch.autocast takes their operands; none says nothing of it.
+        device: where torch.autocast would run, so that rows say how it takes their operands; "": rows say nothing of
+            it.
     Raises:
         InputError: an operator draws random numbers, or changes an operand, and no row describes it.
     """
@@ -68,7 +69,7 @@ def describe(graph: Graph, device: str = "") -> Described:
 
 
 def _calls(graph: Graph) -> Iterator[tuple[int, Call]]:
-    """With their numbers; convolutions pad by themselves what only they read."""
+    """Calls with their numbers; convolutions do the padding that nothing else reads."""
     padded = own_padding(graph)
     for number, call in enumerate(graph.calls):
         if (there := padded.get(number, call)) is not None:
@@ -82,7 +83,7 @@ def _autocast(reader: Reader, call: Call, device: str) -> str:
 
 
 def asks_on(graph: Graph, found: Described, device: str) -> tuple[tuple[str, str], ...]:
-    """What autocast does to types that the source asks for (`Graph.asks`) on a device: they are those of a CPU."""
+    """By autocast's type, why the types that the source asks for can't be said on a device: they are a CPU's."""
     reader = Reader(tensors=found.tensors)
     if device == "cpu" or not graph.asks:
         return graph.asks
@@ -94,7 +95,7 @@ def asks_on(graph: Graph, found: Described, device: str) -> tuple[tuple[str, str
 
 
 def _as_it_stands(reader: Reader, call: Call) -> None:
-    """Elementwise on blocks, where torch says that it is; else whole."""
+    """Add a call as one row: elementwise on blocks, where torch says that it is elementwise; else whole."""
     found: list[Tensor] = []
     args = tuple(slots(a, reader, found) for a in call.args)
     differentiable = tuple(t.floats for t in found)
@@ -110,7 +111,7 @@ def _as_it_stands(reader: Reader, call: Call) -> None:
     reader.whole.append(reader.number)
 
 
-# Elementwise, and not said to be: a change of type, and by torch before 2.13 a rectifier.
+# Elementwise operators that torch doesn't tag so: a change of type, and before torch 2.13 a rectifier.
 UNTAGGED = frozenset({"_to_copy", "leaky_relu"})
 
 

@@ -1,4 +1,4 @@
-"""What makes each element of elements in the same place, and torch doesn't say so; losses that are means of such."""
+"""Elementwise operators that torch doesn't tag as such; losses that are means or sums of elements."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def untagged(reader: Reader, call: Call) -> bool:
 
 @knows("type_as")
 def type_as(reader: Reader, call: Call) -> bool:
-    """Of the other only the type matters."""
+    """The second operand counts by its type only."""
     (result,) = call.results
     assert result is not None
     y = reader.tensors[result.name]
@@ -38,7 +38,7 @@ def detach(reader: Reader, call: Call) -> bool:
 
 @knows("rrelu")
 def rrelu(reader: Reader, call: Call) -> bool:
-    """rrelu(x, lower, upper, training): evaluated, a rectifier with the mean slope; trained it draws."""
+    """rrelu(x, lower, upper, training): in evaluation a rectifier with the mean slope; in training it draws slopes."""
     x, lower, upper, training, *_ = call.args
     (result,) = call.results
     if training or result is None:
@@ -57,7 +57,7 @@ def of_integers(reader: Reader, call: Call) -> bool:
 
 @knows("copy")
 def copy(reader: Reader, call: Call) -> bool:
-    """The second operand in the first one's place."""
+    """The second operand takes the place of the first."""
     (result,) = call.results
     assert result is not None
     y = reader.tensors[result.name]
@@ -135,7 +135,7 @@ def loss_by_element(reader: Reader, call: Call) -> bool:
     return True
 
 
-# Constants: what they take the place of, and where their value and shape stand.
+# Constants: what they stand for, and where their value and shape are.
 @knows(
     "zero",
     "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty", "zeros",
@@ -144,7 +144,7 @@ def loss_by_element(reader: Reader, call: Call) -> bool:
     "scalar_tensor",
 )  # fmt: skip
 def constant(reader: Reader, call: Call) -> bool:
-    """Made by every rank alike. What is empty has zeros: nobody may read it."""
+    """Every rank makes all of it. An empty tensor has zeros: nobody may read it."""
     (result,) = call.results
     assert result is not None
     y, base = reader.tensors[result.name], call.op.partition(".")[0]

@@ -1,4 +1,4 @@
-"""Fourier transforms, which graphs have along one dimension a call (spec/exported_complex.py)."""
+"""Fourier transforms; in graphs each call is along one dimension (spec/exported_complex.py)."""
 
 from __future__ import annotations
 

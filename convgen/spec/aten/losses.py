@@ -1,4 +1,4 @@
-"""Cross entropy, of numbers of classes and of probabilities."""
+"""Cross entropy, with classes by number or as probabilities."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _of_probabilities(reader: Reader, x: Tensor, target: Tensor, reduction: int,
     reader.elementwise("mul.Tensor", (Ref(logs.name), Ref(target.name)), each)
     over = (1,) if reduction == 0 else tuple(range(len(x.shape)))
     total = reader.made(f"{y.name}_sum", y.shape, y.dtype)
-    if reduction == 1:  # the mean of all, times the classes: the number of samples stands in no factor
+    if reduction == 1:  # the mean over all, times the classes: no factor holds the number of samples
         mean = reader.made(f"{y.name}_mean", y.shape, y.dtype)
         reader.add(Reduce("mean", x.shape, over), [each], [mean.name])
         return reader.elementwise("mul.Scalar", (Ref(mean.name), -float(classes)), y)

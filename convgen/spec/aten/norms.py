@@ -1,4 +1,4 @@
-"""Batch norm, and other norms, as moments and what is normalised by them."""
+"""Batch norms and other norms, as moments and what normalises by them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from convgen.spec.graph_parts import Parts
 @knows("batch_norm")
 def batch_norm(reader: Reader, call: Call) -> bool:
     """(y, new mean, new variance) = batch_norm(x, weight, bias, mean, variance, training, momentum, eps[, parts]);
-    y may be what nobody reads."""
+    y is None where nobody reads it."""
     given, w, b, mean, variance, training, momentum, eps, *parts = call.args
     x = reader.of(given)
     y, *new = call.results
@@ -51,21 +51,21 @@ def batch_norm(reader: Reader, call: Call) -> bool:
 
 
 def _evaluated(reader: Reader, x: Tensor, buffers: list[Any], w: Any, b: Any, eps: float, makes: str) -> None:
-    """x by what buffers hold."""
+    """Normalise x by statistics in buffers."""
     operation = EvaluatedNorm(x.shape, eps, w is not None, b is not None)
     reader.add(operation, [x, *(reader.of(v) for v in (*buffers, w, b) if v is not None)], [makes])
 
 
 def averaged(shape: tuple[int, ...], given: Any) -> Averaged:
-    """What a batch norm's moments are of; parts as a graph's call has them: pairs of a dimension and the sizes of the
-    axes that split it (spec/graph_parts.py)."""
+    """What a batch norm averages over. Parts are pairs of a dimension and the sizes of the axes that split it, as in a
+    graph's call (spec/graph_parts.py)."""
     parts: Parts = given
     blocks = tuple((d, Blocks(shape[d], sizes)) for d, sizes in parts)
     return Averaged(shape, tuple(sorted((1, *(d for d, _ in parts)))), 1, blocks)
 
 
 def _by_channel(reader: Reader, of: Averaged, x: Tensor, m: Tensor, w: Any, b: Any, eps: float, makes: str) -> None:
-    """x by moments a channel."""
+    """Normalise x by moments of each channel."""
     p = reader.made(f"{makes}_coefficients", m.shape, m.dtype)
     vectors = [reader.of(v) for v in (w, b) if v is not None]
     reader.add(Coefficients(of.extents, eps, w is not None, b is not None), [m, *vectors], [p.name])
@@ -80,7 +80,7 @@ def _normalised(reader: Reader, of: Averaged, x: Tensor, m: Tensor, w: Any, b: A
 def _with_affine(
     reader: Reader, operation: Any, reads: list[Tensor], w: Any, b: Any, between: Tensor, makes: str
 ) -> None:
-    """An operation, and its result scaled and shifted by channel where there are weights."""
+    """Add an operation, and rows that scale and shift its result by channel, where there are weights."""
     if w is None and b is None:
         del reader.tensors[between.name]
         reader.add(operation, reads, [makes])

@@ -1,4 +1,4 @@
-"""Patches as columns (unfold) and back (fold): a slice of rows for each place in a patch."""
+"""Patches as columns (unfold) and back (fold), by a slice of rows for each place in a patch."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def unfold(reader: Reader, call: Call) -> bool:
 
 @knows("col2im")
 def fold(reader: Reader, call: Call) -> bool:
-    """col2im(x[N, C * places, patches], size, kernel, dilation, padding, stride): what lies in one place is added."""
+    """col2im(x[N, C * places, patches], size, kernel, dilation, padding, stride): elements of one place are added."""
     x, (result,) = reader.of(call.args[0]), call.results
     assert result is not None
     if len(x.shape) != 3:
@@ -86,7 +86,7 @@ def fold(reader: Reader, call: Call) -> bool:
 
 
 def _apart(reader: Reader, x: Tensor, d: int, step: int, name: str) -> Tensor:
-    """Rows with step - 1 rows of zeros between each two."""
+    """Rows with step - 1 rows of zeros between neighbours."""
     if step == 1:
         return x
     before, rows, behind = x.shape[:d], x.shape[d], x.shape[d + 1 :]

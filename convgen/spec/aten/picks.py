@@ -1,4 +1,4 @@
-"""Elements by tensors of numbers: gathered, scattered, put; dimensions that the numbers aren't of are apart."""
+"""Elements picked by tensors of numbers: gathered, scattered, put; along other dimensions blocks are independent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def _apart(reader: Reader, call: Call, dims: Sequence[Sequence[str]], made: Sequence[str]) -> bool:
-    """The operator as it stands, apart for every index that `dims` of its operands name; made: of its result."""
+    """Add the operator as one row that is split by every index in `dims`, of operands, and in `made`, of its result."""
     found: list[Tensor] = []
     args = tuple(slots(a, reader, found) for a in call.args)
     (result,) = call.results
@@ -43,7 +43,7 @@ def _apart(reader: Reader, call: Call, dims: Sequence[Sequence[str]], made: Sequ
 
 @knows("gather", "scatter.src", "scatter.value", "scatter_add", "scatter_reduce.two")
 def along_one(reader: Reader, call: Call) -> bool:
-    """By numbers along one dimension: apart along the others, where all operands agree."""
+    """Picks along one dimension are split along the others where all operands have the same extent."""
     tensors = [reader.of(a) for a in call.args if isinstance(a, Ref)]
     count, d = len(tensors[0].shape), int(call.args[1])  # type: ignore[arg-type]
     if any(len(t.shape) != count for t in tensors) or not count:
@@ -64,7 +64,7 @@ def rows_by_number(reader: Reader, call: Call) -> bool:
 
 @knows("index_put")
 def index_put(reader: Reader, call: Call) -> bool:
-    """By numbers; by a mask of the same shape elementwise, where one value is put."""
+    """Puts elements by numbers; or one value by a mask of x's first dimensions, elementwise."""
     x, places, value = reader.of(call.args[0]), _places(reader, call.args[1]), reader.of(call.args[2])
     (result,) = call.results
     assert result is not None
@@ -87,7 +87,7 @@ def index_put(reader: Reader, call: Call) -> bool:
 
 
 def index(reader: Reader, call: Call) -> bool:
-    """Several dimensions by numbers."""
+    """Picks by numbers along several dimensions."""
     x, places = reader.of(call.args[0]), _places(reader, call.args[1])
     names = _picked(x, places)
     return names is not None and _apart(reader, call, [names[0], *[[""] * len(p.shape) for p in places if p]], names[1])
@@ -95,14 +95,14 @@ def index(reader: Reader, call: Call) -> bool:
 
 @knows("one_hot")
 def one_hot(reader: Reader, call: Call) -> bool:
-    """A dimension of classes behind the others, whole; how many there are is said."""
+    """Adds a last dimension of classes, which is whole; the call must say how many there are."""
     names = numbered(len(reader.of(call.args[0]).shape))
     return int(call.args[1]) > 0 and _apart(reader, call, [names], [*names, ""])  # type: ignore[arg-type]
 
 
 @knows("bucketize.Tensor", "searchsorted.Tensor")
 def buckets(reader: Reader, call: Call) -> bool:
-    """Each number's place among boundaries, which are whole."""
+    """The place of each number among boundaries; every rank has all boundaries."""
     first, second = (reader.of(a) for a in call.args[:2])
     x, edges = (first, second) if call.op.startswith("bucketize") else (second, first)
     if len(edges.shape) != 1 or any(isinstance(a, Ref) for a in call.args[2:]):
@@ -113,7 +113,7 @@ def buckets(reader: Reader, call: Call) -> bool:
 
 @knows("cdist")
 def distances(reader: Reader, call: Call) -> bool:
-    """Of points by pairs; by a product of matrices where ATen takes one for all of them."""
+    """Distances between pairs of points; by a product of matrices where ATen takes one for all of them."""
     a, b = (reader.of(x) for x in call.args[:2])
     if a.shape[:-2] != b.shape[:-2]:
         return False
@@ -137,7 +137,7 @@ def bilinear(reader: Reader, call: Call) -> bool:
     "matrix_exp", "linalg_matrix_power", "cholesky_inverse",
 )  # fmt: skip
 def of_matrices(reader: Reader, call: Call) -> bool:
-    """A function of each matrix."""
+    """A function of each matrix, split over batches."""
     x, (result,) = reader.of(call.args[0]), call.results
     assert result is not None
     batch = numbered(len(x.shape))[:-2]
@@ -149,7 +149,7 @@ def _places(reader: Reader, given: Any) -> list[Tensor | None]:
 
 
 def _widened(reader: Reader, mask: Tensor, x: Tensor, name: str) -> Tensor:
-    """A mask of x's first dimensions, with the others' places behind."""
+    """A mask of x's first dimensions, with dimensions of 1 for the others."""
     from convgen.operations.views import View
 
     if len(mask.shape) == len(x.shape):
@@ -160,7 +160,7 @@ def _widened(reader: Reader, mask: Tensor, x: Tensor, name: str) -> Tensor:
 
 
 def _picked(x: Tensor, places: Sequence[Tensor | None]) -> tuple[list[str], list[str]] | None:
-    """Indices of x's dimensions, and of what the numbers pick of it; None where that isn't known."""
+    """Names of indices: of x's dimensions, and of the result of picking; None where that isn't known."""
     there = [k for k, p in enumerate(places) if p is not None]
     if not there or any(p.dtype not in ("int64", "int32") for p in places if p is not None):
         return None
@@ -170,18 +170,19 @@ def _picked(x: Tensor, places: Sequence[Tensor | None]) -> tuple[list[str], list
 
 
 def _taken(x: Tensor, places: Sequence[Tensor | None]) -> tuple[int, ...]:
-    """The shape of what the numbers pick."""
+    """The shape of the result of picking."""
     rest = [n for k, n in enumerate(x.shape) if k >= len(places) or places[k] is None]
     return tuple(_beside(rest, _shape(places), places))
 
 
 def _shape(places: Sequence[Tensor | None]) -> tuple[int, ...]:
-    """Of the numbers, all together."""
+    """The common shape of the tensors of numbers."""
     return np.broadcast_shapes(*(p.shape for p in places if p is not None))
 
 
 def _beside(rest: Sequence[T], wide: Sequence[T], places: Sequence[Tensor | None]) -> list[T]:
-    """What numbers bring and what is left of x: where the numbers stand if they do so in a row, else first."""
+    """Dimensions of the result: those of the numbers where these stand, if side by side, else first; then the
+    others."""
     there = [k for k, p in enumerate(places) if p is not None]
     lead = there[0] if there == [*range(there[0], there[-1] + 1)] else 0
     return [*rest[:lead], *wide, *rest[lead:]]

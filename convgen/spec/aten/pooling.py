@@ -17,7 +17,7 @@ from convgen.spec.graph import Call
 @knows("max_pool1d", "max_pool2d", "max_pool3d", "max_pool2d_with_indices", "max_pool3d_with_indices")
 @one_sample
 def max_pool(reader: Reader, call: Call) -> bool:
-    """max_pool(x, kernel, stride, padding, dilation, ceil_mode); where places are read, rows are whole."""
+    """max_pool(x, kernel, stride, padding, dilation, ceil_mode); if places are read, rows are not split."""
     x, (result, *rest) = reader.of(call.args[0]), call.results
     n = int(call.op[8])
     if len(x.shape) != n + 2:
@@ -40,12 +40,12 @@ def max_unpool(reader: Reader, call: Call) -> bool:
 
 @knows("fractional_max_pool2d", "fractional_max_pool3d")
 def fractional_max_pool(reader: Reader, call: Call) -> bool:
-    """fractional_max_pool(x, kernel, size, samples[N, C, dimensions]), by which windows begin anywhere."""
+    """fractional_max_pool(x, kernel, size, samples[N, C, dimensions]); `samples` say where windows begin."""
     return len(reader.of(call.args[0]).shape) == int(call.op[19]) + 2 and _places(reader, call, (1,))
 
 
 def _places(reader: Reader, call: Call, integers: tuple[int, ...]) -> bool:
-    """An operator whose numbers are of places among all rows: samples and channels apart, rows whole."""
+    """Add an operator with places among all rows: split over samples and channels, not over rows."""
     xs: list[Tensor] = []
     args = tuple(slots(a, reader, xs) for a in call.args)
     made = [None if v is None else reader.tensors[v.name] for v in call.results]

@@ -1,4 +1,4 @@
-"""Products: matrices with batches, einsum, attention. What is broadcast is dropped from the operand that lacks it."""
+"""Products: matrices with batches, einsum, attention. A dimension that is broadcast is dropped from its operand."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def contract(reader: Reader, sides: Sequence[tuple[Tensor, str]], out: str, makes: str) -> bool:
-    """The sum of products of one or two operands, by a letter a dimension; whether it can be said.
+    """Add the sum of products of one or two operands, a letter for each dimension; gives whether that can be said.
 
-    Dimensions of 1 that are more elsewhere are dropped; what one operand alone has and the result lacks is summed
-    first.
+    Dimensions of 1 that are larger in the other operand are dropped. A dimension that one operand alone has, and the
+    result lacks, is summed first.
     """
     if any(len(set(letters)) != len(letters) for _, letters in sides) or len(set(out)) != len(out):
         return False
@@ -57,13 +57,13 @@ def contract(reader: Reader, sides: Sequence[tuple[Tensor, str]], out: str, make
         used = "".join(dict.fromkeys(first + second))
         extents = tuple((i, extent[i]) for i in used)
         reader.add(Contraction(f"{first},{second}->{there}", extents), [a, b], [made.name])
-    if there != out:  # a dimension of 1 in every operand
+    if there != out:  # every operand has 1 there
         reader.add(View(made.shape, reader.tensors[makes].shape), [made], [makes])
     return True
 
 
 def multiply(reader: Reader, a: Tensor, b: Tensor, makes: str) -> bool:
-    """As `matmul` has it."""
+    """Add a product with the dimensions of `matmul`."""
     if not a.shape or not b.shape:
         return False
     lead = max(len(a.shape), len(b.shape), 2) - 2
@@ -123,7 +123,7 @@ def _same(reader: Reader, x: Tensor, y: Tensor) -> bool:
 
 @knows("einsum")
 def einsum(reader: Reader, call: Call) -> bool:
-    """Operands from the left to the right."""
+    """A product of each two operands, from left to right."""
     equation, given, *_ = call.args
     assert isinstance(equation, str) and isinstance(given, tuple)
     (result,) = call.results
@@ -164,7 +164,7 @@ def einsum(reader: Reader, call: Call) -> bool:
 
 @knows("scaled_dot_product_attention")
 def attention(reader: Reader, call: Call) -> bool:
-    """(q, k, v, mask, dropout_p, is_causal, scale, enable_gqa); where it drops, it is written out."""
+    """(q, k, v, mask, dropout_p, is_causal, scale, enable_gqa); with dropout, it is written out as several rows."""
     q, k, v, mask, p, causal, scale, shared, *_ = call.args
     q, k, v = (reader.of(t) for t in (q, k, v))
     (result,) = call.results
@@ -204,7 +204,7 @@ def attention(reader: Reader, call: Call) -> bool:
 
 
 def _joined(lead: Sequence[int]) -> int:
-    """Samples: all dimensions before the heads; one alone is of samples."""
+    """The number of samples: the product of all dimensions before the heads; a single dimension is samples."""
     found = 1
     for n in lead[:-1] if len(lead) > 1 else lead:
         found *= n
@@ -212,7 +212,7 @@ def _joined(lead: Sequence[int]) -> int:
 
 
 def _mask(reader: Reader, mask: Tensor, y: Tensor) -> Tensor:
-    """What is added to scores: of truth values 0 and minus infinity."""
+    """The mask as addends of scores: truth values become 0 and minus infinity."""
     if mask.dtype != "bool":
         return mask
     hidden = reader.made(f"{y.name}_hidden", mask.shape, "bool")
@@ -224,7 +224,7 @@ def _mask(reader: Reader, mask: Tensor, y: Tensor) -> Tensor:
 
 
 def filled(reader: Reader, name: str, shape: Sequence[int], value: float, dtype: str) -> Tensor:
-    """A constant, made by every rank."""
+    """Add a constant, which every rank makes."""
     made = reader.made(name, shape, dtype)
     args = (made.shape, value, dtype, None, "cpu", False)
     reader.add(Whole("full", args, (), (made.shape,)), [], [made.name])
@@ -250,7 +250,7 @@ def _viewed(reader: Reader, x: Tensor, shape: tuple[int, ...], name: str) -> Ten
 def _written_out(
     reader: Reader, q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, p: float, causal: bool, scale: Any, y: Tensor
 ) -> bool:
-    """softmax(q k' * scale + mask), dropped, times v."""
+    """Add softmax(q k' * scale + mask), with dropout, times v."""
     if q.shape[:-2] != k.shape[:-2]:
         return False
     lead, rows, keys = LETTERS[: len(y.shape) - 2], q.shape[-2], k.shape[-2]

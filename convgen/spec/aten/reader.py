@@ -1,4 +1,4 @@
-"""What describes operators: values as rows are found for them, and the table of those who know one."""
+"""What describers work with: values, the rows found so far, and the table of describers by operator."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from convgen.spec.graph import FLOATS, Call, Ref
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A value: shape of the whole at the number of samples that is described."""
+    """A value; its shape is the whole tensor's at the sizes that are described."""
 
     name: str
     shape: tuple[int, ...]
@@ -34,13 +34,13 @@ class Tensor:
 
 @dataclass
 class Reader:
-    """Rows and values of a network, call by call.
+    """The rows and values of a network, as they are found call by call.
 
     Attributes:
-        rows: those found so far; `calls` the number of the call that each is of.
-        whole: operators that run whole, by call.
-        norm: of a batch norm's rows, which one it is.
-        taken: names of all that calls give, which no value between rows may have, of an earlier call either.
+        rows: the rows so far; `calls`: for each, the number of its call.
+        whole: numbers of calls that run whole.
+        norm: the name of the batch norm whose rows are being added.
+        taken: names of all results of calls, also later ones, which no value between rows may have.
     """
 
     tensors: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
@@ -58,12 +58,12 @@ class Reader:
         return self.tensors[arg.name]
 
     def add(self, operation: Operation, reads: Sequence[Tensor], makes: Sequence[str]) -> None:
-        """A row; results have the dtype of the call's, or are known already."""
+        """Add a row; its results have the types of the call's, or types known already."""
         self.rows.append(Bound(operation, tuple(t.name for t in reads), tuple(makes), self.module, self.norm))
         self.calls.append(self.number)
 
     def add_in(self, dtype: str, operation: Operation, reads: Sequence[Tensor], makes: Sequence[str]) -> None:
-        """A row that computes in a type of its own, and its results in theirs."""
+        """Add a row that computes in a type of its own, and casts of its results to theirs."""
         ys = [self.tensors[n] for n in makes if n and self.tensors[n].dtype != dtype]
         wide = {y.name: self.made(f"{y.name}_{dtype}", y.shape, dtype) for y in ys}
         self.add(operation, reads, [wide[n].name if n in wide else n for n in makes])
@@ -71,7 +71,7 @@ class Reader:
             self._cast(wide[y.name], y)
 
     def cast(self, x: Tensor, dtype: str, name: str) -> Tensor:
-        """A value in a type, itself where it is of that."""
+        """A value in a type; the value itself if it has that type."""
         if x.dtype == dtype:
             return x
         made = self.made(f"{name}_{dtype}", x.shape, dtype)
@@ -82,7 +82,7 @@ class Reader:
         self.elementwise("_to_copy", (Ref(x.name), y.dtype, None, None, None, False, None), y)
 
     def elementwise(self, op: str, args: Any, y: Tensor, *, smooth: bool = True) -> bool:
-        """An operator that makes each element of y of elements in the same place; whether it can be that."""
+        """Add an operator that makes each element of y from elements in the same place; gives whether it is that."""
         found: list[Tensor] = []
         there = slots(args, self, found)
         shapes = tuple(t.shape for t in found)
@@ -93,19 +93,19 @@ class Reader:
         return True
 
     def shapes(self, args: Any) -> list[tuple[int, ...]]:
-        """Of all values among arguments."""
+        """Shapes of all values among arguments."""
         found: list[Tensor] = []
         slots(args, self, found)
         return [t.shape for t in found]
 
     def floats(self, args: Any) -> bool:
-        """Whether all values among arguments are."""
+        """Whether all values among arguments are floating-point."""
         found: list[Tensor] = []
         slots(args, self, found)
         return all(t.floats for t in found)
 
     def made(self, name: str, shape: Sequence[int], dtype: str) -> Tensor:
-        """A value between the rows of a call."""
+        """A new value between the rows of a call."""
         found, n = name, 1
         while found in self.tensors or found in self.taken:
             n += 1
@@ -115,23 +115,23 @@ class Reader:
 
 
 def promoted(*tensors: Tensor) -> str:
-    """The type of a sum or a product of values of floats: that of numbers without dimensions counts the least."""
+    """The type of a sum or product of floating-point values; values without dimensions count only among themselves."""
     most = [t for t in tensors if t.shape] or tensors
     kinds = [getattr(torch, t.dtype) for t in most]
     return str(reduce(torch.promote_types, kinds)).removeprefix("torch.")
 
 
 def wide_of(x: Tensor) -> str:
-    """The type of moments."""
+    """The type of moments of x."""
     return "float64" if x.dtype == "float64" else "float32"
 
 
-Describer = Callable[[Reader, Call], bool]  # whether it has described the call
+Describer = Callable[[Reader, Call], bool]  # gives whether it has described the call
 KNOWN: dict[str, Describer] = {}
 
 
 def knows(*operators: str) -> Callable[[Describer], Describer]:
-    """Register a function for operators, with or without an overload."""
+    """Register a describer for operators, with or without an overload."""
 
     def register(function: Describer) -> Describer:
         for name in operators:
@@ -142,7 +142,7 @@ def knows(*operators: str) -> Callable[[Describer], Describer]:
 
 
 def one_sample(describer: Describer) -> Describer:
-    """Of an operator on samples, channels and as many rows as its name ends in: without samples, with one."""
+    """A describer of an operator on samples, channels and rows, so that it also takes one sample without dimension."""
 
     def described(reader: Reader, call: Call) -> bool:
         x, result = reader.of(call.args[0]), call.results[0]
@@ -163,7 +163,7 @@ def one_sample(describer: Describer) -> Describer:
 
 
 def slots(args: Any, reader: Reader, found: list[Tensor]) -> Any:
-    """Arguments with a slot for every value, which is added to `found`."""
+    """Arguments with a slot in place of each value; the values are added to `found`."""
     if isinstance(args, Ref):
         found.append(reader.of(args))
         return Slot(len(found) - 1)
@@ -174,6 +174,6 @@ def slots(args: Any, reader: Reader, found: list[Tensor]) -> Any:
 
 
 def many(value: Any, count: int) -> tuple[int, ...]:
-    """One number for all dimensions, or one each."""
+    """One number for each dimension, from one for all or one for each."""
     values: tuple[int, ...] = value if isinstance(value, tuple) else (value,)  # pyright: ignore[reportUnknownVariableType]
     return values if len(values) == count else values * count

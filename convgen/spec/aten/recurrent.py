@@ -1,4 +1,4 @@
-"""Recurrent layers: samples apart, steps whole. What is a sample there may be a row or a column of an image."""
+"""Recurrent layers: split over samples, not over steps. A sample may be a row or a column of an image."""
 
 from __future__ import annotations
 

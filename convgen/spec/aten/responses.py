@@ -1,8 +1,8 @@
-"""A local response normalisation as one row: torch.export leaves nine calls of it.
+"""A local response normalisation as one row; torch.export makes nine calls of it.
 
     %2 = mul %x, %x     pad     mean of size planes     mul alpha     add k     pow beta     y = div %x, %p
 
-For targets that have a program of it; elsewhere the calls are rows of their own, which autocast takes one by one.
+It is for targets that have a program for it. Elsewhere each call stays a row, so that autocast takes them one by one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KINDS = ("mul", "view", "take", "average_pool", "view", "mul", "add", "pow", "di
 
 
 def with_responses(graph: Graph, found: Described) -> Described:
-    """The rows, with one in the place of those of a normalisation that nothing else reads."""
+    """The rows, with one row in place of those of a normalisation whose inner values nothing else reads."""
     readers = Counter(name for row in found.rows for name in row.reads)
     readers.update([*(v for _, v in graph.outputs), *(v for _, v in graph.updates)])
     rows: list[Bound] = []
@@ -47,7 +47,7 @@ def with_responses(graph: Graph, found: Described) -> Described:
 
 
 def _response(rows: Sequence[Bound], readers: Counter[str]) -> LocalResponseNorm | None:
-    """What these rows are, if they are one."""
+    """The normalisation that these rows are; None if they are none."""
     if tuple(row.operation.name for row in rows) != KINDS:
         return None
     if any(readers[row.makes[0]] != 1 for row in rows[:-1]):

@@ -1,4 +1,4 @@
-"""Rows put elsewhere: concatenation, slices, padding."""
+"""Operators that move rows: concatenation, slices, padding."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def cat(reader: Reader, call: Call) -> bool:
 
 @knows("hstack", "vstack", "dstack", "column_stack", "row_stack")
 def stacked(reader: Reader, call: Call) -> bool:
-    """Along columns, rows or depth: concatenation, of tensors that have them."""
+    """Concatenates along columns, rows or depth, for tensors that have these."""
     d = {"vstack": 0, "row_stack": 0, "dstack": 2}.get(call.op, 1)
     tensors = [reader.of(p) for p in call.args[0]]  # type: ignore[union-attr]
     if any(len(t.shape) < max(d + 1, 2) for t in tensors):
@@ -38,7 +38,7 @@ def stacked(reader: Reader, call: Call) -> bool:
 
 @knows("unfold")
 def unfold(reader: Reader, call: Call) -> bool:
-    """Windows of rows: for each place in a window a slice, behind one another in a new last dimension."""
+    """Windows of rows: a slice for each place in a window; the slices stand in a new last dimension."""
     x, (result,) = reader.of(call.args[0]), call.results
     assert result is not None
     size, step = int(call.args[2]), int(call.args[3])  # type: ignore[arg-type]
@@ -83,7 +83,7 @@ def select(reader: Reader, call: Call) -> bool:
 
 @knows("split.Tensor", "split_with_sizes", "chunk", "unsafe_split.Tensor", "unsafe_chunk")
 def split(reader: Reader, call: Call) -> bool:
-    """Parts of a size, of sizes, or so many; some may be read by nobody."""
+    """Parts: by one size, by several sizes, or so many; some may have no reader."""
     x, given = reader.of(call.args[0]), call.args[1]
     d, start = int(call.args[2]) % len(x.shape), 0  # type: ignore[arg-type]
     if isinstance(given, tuple):
@@ -110,7 +110,7 @@ def unbind(reader: Reader, call: Call) -> bool:
 
 
 def _row(reader: Reader, x: Tensor, d: int, at: int, makes: str) -> None:
-    """Row `at` along a dimension, which is dropped."""
+    """Add a slice of row `at` along a dimension, without that dimension."""
     one = sliced(x.shape, d, at, at + 1)
     row = reader.made(f"{makes}_row", one.out, x.dtype)
     reader.add(one, [x], [row.name])
@@ -119,7 +119,7 @@ def _row(reader: Reader, x: Tensor, d: int, at: int, makes: str) -> None:
 
 @knows("meshgrid", "meshgrid.indexing")
 def meshgrid(reader: Reader, call: Call) -> bool:
-    """Each vector along a dimension of its own; "xy" has the first two the other way round."""
+    """Each vector along a dimension of its own; "xy" swaps the first two."""
     vectors = [reader.of(v) for v in call.args[0]]  # type: ignore[union-attr]
     turned = len(call.args) > 1 and call.args[1] == "xy" and len(vectors) > 1
     order = [1, 0, *range(2, len(vectors))] if turned else [*range(len(vectors))]
@@ -154,7 +154,7 @@ def stack(reader: Reader, call: Call) -> bool:
 
 @knows("slice_scatter", "select_scatter")
 def scatter(reader: Reader, call: Call) -> bool:
-    """x with some rows exchanged for others: what is before them, they, what is behind."""
+    """x with some rows replaced: the rows before, the new ones, the rows behind."""
     x, new, (result,) = reader.of(call.args[0]), reader.of(call.args[1]), call.results
     assert result is not None
     d = int(call.args[2]) % len(x.shape)  # type: ignore[arg-type]
@@ -184,7 +184,7 @@ def scatter(reader: Reader, call: Call) -> bool:
 
 
 def _interleaved(reader: Reader, x: Tensor, new: Tensor, d: int, rows: tuple[int, int, int], name: str) -> bool:
-    """Every `step`-th row of x exchanged, first to last: rows by what they leave, then one after another."""
+    """Replaces every `step`-th row of x from first to last: takes rows apart by remainder, then interleaves them."""
     (start, stop, step), n = rows, x.shape[d]
     if step < 1 or n % step or start >= step or len(range(start, stop, step)) != n // step:
         return False
@@ -257,7 +257,7 @@ def flip(reader: Reader, call: Call) -> bool:
 
 @knows("roll")
 def roll(reader: Reader, call: Call) -> bool:
-    """Without dimensions the flat numbers are rolled."""
+    """Rolls dimensions; without dimensions the flat tensor is rolled, which is not described."""
     x, (result,) = reader.of(call.args[0]), call.results
     shifts, dims = call.args[1], call.args[2]
     assert result is not None and isinstance(shifts, tuple) and isinstance(dims, tuple)
@@ -269,7 +269,7 @@ def roll(reader: Reader, call: Call) -> bool:
 
 
 def _chain(reader: Reader, x: Tensor, steps: Sequence[Callable[[tuple[int, ...]], Operation]], makes: str) -> None:
-    """One after the other, each of the shape that it comes upon; an operand of each is x."""
+    """Add operations one after the other, each made for the shape of the one before; every operand of one is x."""
     for k, of in enumerate(steps):
         (signature,) = (step := of(x.shape)).signatures
         name = makes if k == len(steps) - 1 else reader.made(f"{makes}_{k}", signature.results[0].shape, x.dtype).name

@@ -1,4 +1,4 @@
-"""What is drawn: masks and noise by the numbers of elements in the whole, from the network's seed."""
+"""Random masks and noise: drawn from the network's seed by an element's number in the whole tensor."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ SEED = "convgen.seed"  # the buffer of a network that draws
 
 
 def _seed(reader: Reader) -> tuple[Tensor, int]:
-    """The seed, and how many places draw before this one."""
+    """The seed, and how many rows draw before this one."""
     if SEED not in reader.tensors:
         reader.tensors[SEED] = Tensor(SEED, (2,), "int64", "buffer")
     return reader.tensors[SEED], sum(isinstance(r.operation, Dropout | Drawn) for r in reader.rows)
 
 
 def dropped(reader: Reader, x: Tensor, p: float, makes: str) -> None:
-    """x with a share p of its elements 0."""
+    """Add a row that sets a share p of x's elements to 0."""
     seed, number = _seed(reader)
     reader.add(Dropout(x.shape, p, number), [x, seed], [makes])
 
@@ -33,7 +33,7 @@ def dropout(reader: Reader, call: Call) -> bool:
 
 @knows("bernoulli.p")
 def bernoulli(reader: Reader, call: Call) -> bool:
-    """Of the first operand the shape alone matters: masks of channels (dropout2d) and of samples (stochastic depth)."""
+    """Only the operand's shape counts: masks of channels (dropout2d) and of samples (stochastic depth)."""
     (result,) = call.results
     assert result is not None
     y, (seed, number) = reader.tensors[result.name], _seed(reader)
@@ -43,7 +43,7 @@ def bernoulli(reader: Reader, call: Call) -> bool:
 
 @knows(*NOISE)
 def noise(reader: Reader, call: Call) -> bool:
-    """Of an operand the shape alone matters."""
+    """Only the operand's shape counts."""
     (result,) = call.results
     assert result is not None
     y, (seed, number) = reader.tensors[result.name], _seed(reader)

@@ -1,9 +1,9 @@
-"""Rows that hold for any sizes of a graph's open extents: what some sizes say of a network, and so all others.
+"""Rows that hold for all sizes of a graph's open extents, found from a few sizes.
 
-At a size itself extents may look alike that are not: one sample like what is broadcast. So rows are described at
-*probes*, sizes that no other extent has, and a number that differs between these is the expression of letters that
-gives it at every one of them. Tables that say a row for each row are no numbers: such a network has its own sizes
-alone.
+At one size, extents may look equal that are not: a single sample looks like a broadcast dimension. So rows are
+described at *probes*, sizes that no other extent has. A number that differs between probes becomes the expression of
+letters that gives it at every probe. Tables with an entry for each row are no numbers: a network with such a table has
+its own sizes only.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from convgen.spec.aten.describe import Described, describe
 from convgen.spec.extents import Extent, Tree, extents_in
 from convgen.spec.graph import Graph
 
-MORE = 2003  # as MANY, another prime
-# Of letters besides N, by probe; multiples of these, or numbers beside, where conditions want it.
+MORE = 2003  # a prime, as MANY is
+# By letter other than N, a size for each probe; multiples of these, or neighbours, where conditions ask for it.
 PRIMES = {
     "T": (37, 53, 71, 89, 41),
     "D": (79, 107, 139, 97, 113),
@@ -30,23 +30,23 @@ PRIMES = {
     "W": (181, 131, 173, 239, 199),
 }
 SAMPLES = (MANY, MORE, 1511, 2203, 613)
-STEPS = (*range(1, 17), 20, 24, 28, 32, 48, 64, 96, 128, 256)  # multiples that networks want
+STEPS = (*range(1, 17), 20, 24, 28, 32, 48, 64, 96, 128, 256)  # multiples that networks ask for
 Sizes = Mapping[str, int]
 
 
 class _NoExpressionError(Exception):
-    """Numbers differ between probes that no expression of letters gives, or something else than numbers does."""
+    """No expression of letters gives a number that differs between probes, or something that is no number differs."""
 
 
 class AnySizes(NamedTuple):
-    """A graph's rows.
+    """A graph's rows, for all its sizes.
 
     Attributes:
-        graph: whose sizes are numbers where its rows can't be said for any.
-        here: for its own sizes.
-        many: for the first probe; `more`: for the others, where more than the number of samples is open.
+        graph: the graph; with its own sizes as numbers, if its rows can't be said for others.
+        here: rows at its own sizes.
+        many: rows at the first probe; `more`: at other probes, where more than the number of samples is open.
         sizes: its own, and each probe's.
-        extents: of the graph.
+        extents: those of the graph.
     """
 
     graph: Graph
@@ -58,10 +58,10 @@ class AnySizes(NamedTuple):
 
 
 def for_any_sizes(graph: Graph, device: str = "") -> AnySizes:
-    """The graph and its rows; a network whose rows can't be said for any number of samples has its own alone.
+    """The graph and its rows. If rows can't be said for all numbers of samples, they are for the graph's own number.
 
     Args:
-        device: as `describe` has it.
+        device: as `describe` takes it.
     Raises:
         InputError: an operator draws random numbers, or changes an operand, and no row describes it; or rows can't be
             said for any sizes of other open extents.
@@ -87,7 +87,7 @@ def for_any_sizes(graph: Graph, device: str = "") -> AnySizes:
 
 
 def described(graph: Graph) -> Described:
-    """Its rows for its own sizes."""
+    """A graph's rows for its own sizes."""
     return for_any_sizes(graph).here
 
 
@@ -99,10 +99,10 @@ def _extents(call: Any) -> Iterable[Extent]:
 
 
 def probes_of(graph: Graph) -> tuple[dict[str, int], ...]:
-    """Sizes that fulfil a graph's conditions, but for bounds, and that no other extent has.
+    """Sizes that fulfil a graph's equations, though not its bounds, and that no other extent has.
 
     Raises:
-        InputError: none is found that fulfil them.
+        InputError: no such sizes are found.
     """
     if not graph.open:
         return tuple({"N": n} for n in SAMPLES[:2])
@@ -126,8 +126,8 @@ class Fit:
     """Numbers at probes as expressions of letters.
 
     Args:
-        sizes: of the probes.
-        extents: the graph's, of which, and of whose products and sums, others are made.
+        sizes: of each probe.
+        extents: the graph's; expressions are made from these, and from their products and sums.
     """
 
     def __init__(self, sizes: Sequence[Sizes], extents: Iterable[Extent]) -> None:
@@ -156,7 +156,7 @@ class Fit:
         return tuple([e.at(s) for s in self.sizes])
 
     def __call__(self, values: Sequence[int]) -> int | Extent:
-        """Raises _NoExpressionError: none is found."""
+        """The expression for these numbers, one a probe. Raises _NoExpressionError: none is found."""
         key = tuple(values)
         if len({*key}) == 1:
             return key[0]
@@ -176,7 +176,7 @@ class Fit:
                     rest = {v - times * b for v, b in zip(key, base, strict=True)}
                     if len(rest) == 1:
                         return _sum(tree if times == 1 else ("*", times, tree), rest.pop())
-            for base, tree in self._plain:  # of two, and a number
+            for base, tree in self._plain:  # a sum of two expressions and a number
                 left = [v - b for v, b in zip(key, base, strict=True)]
                 for other, second in self._products:
                     for times in (1, -1, 2, -2):
@@ -192,7 +192,7 @@ def _sum(tree: Tree, constant: int) -> Tree:
 
 
 def _at(probes: Sequence[Described], fit: Fit, sizes: Sizes) -> Described:
-    """The rows for other sizes."""
+    """The rows at other sizes."""
     first, *others = probes
     for other in others:
         if len(first.rows) != len(other.rows) or first.tensors.keys() != other.tensors.keys():
@@ -200,7 +200,7 @@ def _at(probes: Sequence[Described], fit: Fit, sizes: Sizes) -> Described:
     known: dict[tuple[tuple[Operation, ...], str], Operation] = {}
 
     def operation(ones: tuple[Operation, ...]) -> Operation:
-        key = (ones, repr(ones[0]))  # times 2 equals times 2.0
+        key = (ones, repr(ones[0]))  # repr tells 2 from 2.0, which are equal
         if key not in known:
             known[key] = cast("Operation", _sized(ones, fit, sizes)).for_any(*ones[:2])
         return known[key]
@@ -223,14 +223,14 @@ def _at(probes: Sequence[Described], fit: Fit, sizes: Sizes) -> Described:
 
 
 def _there(probes: Sequence[Described], k: int) -> Described:
-    """The rows at a probe, with signatures that hold for any sizes."""
+    """The rows at a probe, with signatures that hold for all sizes."""
     pairs = zip(*(p.rows for p in probes[:2]), probes[k].rows, strict=True)
     rows = (replace(r, operation=r.operation.for_any(a.operation, b.operation)) for a, b, r in pairs)
     return replace(probes[k], rows=tuple(rows))
 
 
 def _sized(ones: tuple[Any, ...], fit: Fit, sizes: Sizes) -> Any:
-    """What is each of these at its probe, at other sizes."""
+    """From something at each probe, the same at other sizes."""
     a = ones[0]
     if all(one is a for one in ones):
         return a

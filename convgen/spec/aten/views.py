@@ -59,7 +59,7 @@ def expand(reader: Reader, call: Call) -> bool:
 
 @knows("pixel_shuffle", "pixel_unshuffle")
 def pixels(reader: Reader, call: Call) -> bool:
-    """All dimensions before the last three are of samples."""
+    """All dimensions before the last three count as samples."""
     x, (result,) = reader.of(call.args[0]), call.results
     assert result is not None
     y, factor = reader.tensors[result.name], int(call.args[1])  # type: ignore[arg-type]
@@ -96,7 +96,7 @@ def channel_shuffle(reader: Reader, call: Call) -> bool:
 
 @knows("repeat", "tile")
 def repeat(reader: Reader, call: Call) -> bool:
-    """Each dimension so many times: a new one before it, expanded, and joined with it."""
+    """Repeats each dimension: a new one before it is expanded, then joined with it."""
     x, (result,) = reader.of(call.args[0]), call.results
     assert result is not None
     times = [int(t) for t in call.args[1]]  # type: ignore[union-attr,arg-type]
