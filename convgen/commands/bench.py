@@ -150,7 +150,7 @@ def _subjects(
     team: Team, file: str, grids: Sequence[str], machine: str | None, against: Sequence[str],
     options: Mapping[str, Any], *, weak: bool,
 ) -> tuple[list[Subject], list[Subject]]:  # fmt: skip
-    """What is measured with the file's samples, and with samples that grow with the ranks.
+    """The subjects to measure: with the file's number of samples, and with samples that grow with the ranks.
 
     Raises:
         InputError: files can't be compiled, or no grid has as many ranks as there are processes.
@@ -175,7 +175,7 @@ def _subjects(
         others = {one: compiled(one, grid) for one in files}
         for name, several in others.items():
             if len(several) != 1 or len(found) != 1:
-                raise InputError(f"--against {name}: one network beside one", hint="files of one layer, or network")
+                raise InputError(f"--against {name} compares one network with one", hint="a file of each")
             ranks = several[0].compiled.program.grid.ranks
             if ranks != found[0].compiled.program.grid.ranks:
                 raise InputError(f"--against {name} has {ranks} ranks, and {file} has others", hint="as many ranks")
@@ -194,7 +194,7 @@ def _subjects(
 
 
 def _machine(machine: str | None, options: Mapping[str, Any]) -> str | None:
-    """What chooses what travels meanwhile: nothing where a text or passes say it."""
+    """The machine by which it is chosen what travels meanwhile; None if a text or passes say that."""
     return None if options["schedule"] is not None or options["passes"] else machine
 
 

@@ -22,7 +22,7 @@ from convgen.commands.progress import progress
 from convgen.errors import InputError
 from convgen.spec.source import locate
 
-LONGEST_S = 10**6  # of --timeout: the clocks behind it overflow somewhere above
+LONGEST_S = 10**6  # the largest --timeout: the clocks behind it overflow somewhere above
 
 
 @click.command("check")

@@ -54,7 +54,7 @@ def chunks_command(
     how: dict[str, Any] = {"target": None, "dtype": None, **options}
     several = compile_graphs([file], **how) if are_graphs([file]) else compile_one_rows([file], **how)
     if len(several) != 1:
-        raise InputError(f"{file} has {len(several)} layers: it takes one at a time", hint="a file of one layer")
+        raise InputError(f"{file} has {len(several)} layers, and this command takes one", hint="a file of one layer")
     compiled = several[0].compiled
     inputs = [v.name for v in compiled.graph.inputs]
     if value is None and len(inputs) != 1:
@@ -67,11 +67,11 @@ def chunks_command(
     if of_one or shape[0] < count:
         _, count, blocks = regions_of(compiled, value or inputs[0], 1 if of_one else shape[0])
     reads = regions_of(compiled, value or inputs[0], count, halo=True)[2] if halo else blocks
-    if of_one:  # those who don't have it read nothing
+    if of_one:  # ranks that don't hold this sample read nothing
         none = (slice(0, 0),) * len(shape)
         blocks, reads = ([r[1:] if r[0].stop > r[0].start else none for r in those] for those in (blocks, reads))
     looked = straddling(shape if of_one else (count, *shape[1:]), chunks, data.dtype.itemsize, reads, blocks)
-    if not of_one and count < shape[0]:  # where the next batch begins is a border, too
+    if not of_one and count < shape[0]:  # the next batch's beginning is a border, too
         looked = replace(looked, serving=(gcd(looked.serving[0], count), *looked.serving[1:]))
     what = f"{data.dtype}{list(shape)}" + (f" in chunks of {list(chunks)}" if chunks else "")
     batches = "a sample" if of_one else f"a batch of {count}"

@@ -103,7 +103,7 @@ def _print(
 
 
 def _emit_kernels(all_compiled: Sequence[Compiled], as_json: bool) -> None:
-    """Sources of the local kernels, and what each compiles to for the target."""
+    """Print the sources of the local kernels, and what each compiles to for the target."""
     for one in all_compiled:
         need_kernels(one.layer.target)
     records: list[dict[str, Any]] = []
@@ -122,9 +122,9 @@ def _emit_kernels(all_compiled: Sequence[Compiled], as_json: bool) -> None:
 
 
 def _write_modules(all_compiled: Sequence[Compiled], folder: Path, after: Sequence[After]) -> None:
-    """All or nothing: modules are printed, and their files looked at, before the first is written.
+    """Write all modules or none: they are printed, and their files checked, before the first is written.
 
-    A single module has its runtime in it; several have one beside them.
+    A single module has its runtime in it; several share one beside them.
     """
     beside = shared_runtime() if len(all_compiled) > 1 else None
     paths = [folder / f"{c.layer.name}.py" for c in all_compiled]
@@ -138,7 +138,7 @@ def _write_modules(all_compiled: Sequence[Compiled], folder: Path, after: Sequen
     except OSError as error:
         fact = f"cannot write to {folder}: {error.strerror}"
         raise InputError(fact, hint="-o DIR with a folder you may write to") from error
-    for path, text in reversed([*zip(paths, texts, strict=True)]):  # what is imported before what imports it
+    for path, text in reversed([*zip(paths, texts, strict=True)]):  # imported files come first
         write_file(path, text, "-o")
     for path in paths[: len(all_compiled)]:
         click.echo(str(path))

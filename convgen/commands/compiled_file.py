@@ -1,4 +1,4 @@
-"""What commands have of a compiled file."""
+"""The class CompiledFile, by which commands know a compiled file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CompiledFile:
-    """A graph file, compiled, and the tensors that stand beside it."""
+    """A compiled graph file, with the tensors that lie beside it."""
 
     file: str
     compiled: CompiledNetwork

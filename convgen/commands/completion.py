@@ -1,4 +1,4 @@
-"""What a shell completes: names of machines, files, algorithms, and the axes of a grid.
+"""Completion in a shell: names of machines, files, algorithms, and the axes of a grid.
 
 `eval "$(_CONVGEN_COMPLETE=bash_source convgen)"` turns it on in bash; zsh_source and fish_source are there, too.
 """
@@ -19,7 +19,7 @@ def files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[C
 
 
 def machines(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Names in tuning/machines; files where what stands there is none."""
+    """Names in tuning/machines that begin like the text; files, if none does."""
     from convgen.cost.machines import machine_names
 
     return _beginning(machine_names(), incomplete) or files(ctx, param, incomplete)

@@ -1,4 +1,4 @@
-"""`--correct`: what was measured goes back into the machine's file."""
+"""`--correct`: measurements go back into the machine's file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def machine_file(name: str) -> Path:
 
 
 def put_back(path: Path, corrected: Sequence[Corrected]) -> None:
-    """Write what was off, beside what has been measured before; say so."""
+    """Write corrections beside those that were measured before, and say so."""
     from convgen.bench.correct import as_steps, corrected_text, merged
     from convgen.cost.machine_file import read_machine
     from convgen.cost.steps_file import write_steps

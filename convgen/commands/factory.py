@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 def made_by(text: str, positional: Sequence[Any], named: dict[str, Any]) -> nn.Module:
-    """What the factory gives, with the default generator's seed 0.
+    """The module that a factory gives, with the default generator's seed 0.
 
     Args:
         text: MODULE:FACTORY as `python -m` finds it here, or FILE.py:FACTORY.
     Raises:
-        InputError: it isn't there, raises, wants other arguments, or gives no nn.Module.
+        InputError: the factory isn't there, raises, wants other arguments, or gives no nn.Module.
     """
     import torch
 
@@ -58,7 +58,7 @@ def _a(value: object) -> str:
 
 
 def _raised(fact: str, error: Exception, hint: str) -> InputError:
-    """An error of a person's own code, with its line."""
+    """An InputError for an error in a person's own code, with its line."""
     place = place_of(error, own=True)
     return InputError(f"{fact}: {last_line(error)}", notes=place.notes if place is not None else (), hint=hint)
 
@@ -88,7 +88,7 @@ def _imported(where: str) -> ModuleType:
 
 
 def _nearest(where: str, missing: str) -> str:
-    """What would work for a module that isn't there."""
+    """A hint on what would work for a module that isn't there."""
     if Path(f"{where}.py").is_file() or where.endswith("/"):
         return f"{where}.py:FACTORY"
     here = [path.stem for path in Path.cwd().glob("*.py")]
@@ -97,7 +97,7 @@ def _nearest(where: str, missing: str) -> str:
 
 
 def _from_file(path: Path) -> ModuleType:
-    """A file as a module of its name, with what lies beside it in reach, as `python FILE.py` has it."""
+    """A file imported as a module of its name, which can import the files beside it, as under `python FILE.py`."""
     if not path.is_file():
         beside = [str(one) for one in path.parent.glob("*.py")] if path.parent.is_dir() else []
         hint = did_you_mean(str(path), beside, "a file of Python's, and a function or class in it")
@@ -108,7 +108,7 @@ def _from_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # where what it defines is looked up
+    sys.modules[path.stem] = module  # so that the classes that it defines are found by name
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # whatever the file raises
@@ -128,10 +128,10 @@ def _named(module: ModuleType, where: str, name: str) -> Any:
 
 
 def _check_arguments(found: Any, text: str, positional: Sequence[Any], named: dict[str, Any]) -> None:
-    """Raises InputError: the factory takes others."""
+    """Check a factory's arguments. Raises InputError: it takes others."""
     try:
         signature = inspect.signature(found)
-    except (TypeError, ValueError):  # of what is not written in Python
+    except (TypeError, ValueError):  # a callable that isn't written in Python has no signature
         return
     try:
         signature.bind(*positional, **named)

@@ -35,7 +35,7 @@ _INPUT = re.compile(r"(?:(?![TDHW]=)([^\W\d]\w*)=)?((?:[TDHW]=)?[0-9]+(?:,(?:[TD
 
 
 def factory_options(command: Any) -> Any:
-    """Options of a factory: what it is called with, and what its network takes."""
+    """The options of a factory: its arguments, and its network's inputs."""
     for option in (
         click.option(
             "--eval", "evaluation", is_flag=True, help="In evaluation; by default training, and both where it can."
@@ -83,7 +83,7 @@ def import_command(
     if strict:
         _refuse_whole(graph)
     with progress(f"describing {graph.name}"):
-        listing = graph_text(graph)  # refuses what can't be right, before anything is written
+        listing = graph_text(graph)  # it refuses wrong inputs before anything is written
     write_file(output, write_graph(graph), "-o")
     click.echo(listing)
     click.echo(f"wrote {output}")
@@ -98,9 +98,9 @@ def traced(
     """The network that a factory gives, and the tensors that are its constants.
 
     Args:
-        inputs, arguments: of --input and --args.
+        inputs, arguments: those of --input and --args.
     Raises:
-        InputError: there is no such factory, it or its module can't do with these, or what it gives can't be traced.
+        InputError: there is no such factory, it or its module can't take these, or its network can't be traced.
     """
     from convgen.spec.exported import graph_of
 
@@ -108,8 +108,8 @@ def traced(
     positional, named = _arguments(arguments)
     if not shapes:
         raise InputError("--input is missing: the shape of what forward takes", hint="--input 8,3,64,64")
-    name = Path(factory).name  # a file is said without its folder: the same input gives the same bytes
-    # What a person's own code prints is no result of ours.
+    name = Path(factory).name  # a file is named without its folder, so that the same input gives the same bytes
+    # What a person's own code prints goes to stderr, as it is no result of ours.
     with redirect_stdout(sys.stderr), progress(f"importing {name}", prints=True) as tell:
 
         def remark(text: str) -> None:
@@ -145,7 +145,7 @@ def _written(file: str, others: object) -> Graph:
 
 
 def _refuse_whole(graph: Graph) -> None:
-    """Raises InputError: an operator that no row describes."""
+    """Refuse operators that run whole. Raises InputError: no row describes an operator."""
     from convgen.explain.program import whole_calls
 
     found = whole_calls(graph)
@@ -159,7 +159,7 @@ class _Given(NamedTuple):
     name: str
     shape: list[int]
     dtype: str
-    opened: dict[str, int]  # by letter the number of the dimension
+    opened: dict[str, int]  # by letter, the number of its dimension
 
 
 def _input(text: str) -> _Given:
@@ -180,7 +180,7 @@ def _input(text: str) -> _Given:
 
 
 def _opened(inputs: list[_Given], module: torch.nn.Module) -> dict[str, dict[str, int]]:
-    """Open extents by the arguments' names."""
+    """The open extents by the arguments' names."""
     names = list(inspect.signature(module.forward).parameters)
     each = zip(inputs, names, strict=False)
     return {one.name or name: one.opened for one, name in each if one.opened}
@@ -191,7 +191,7 @@ def _examples(inputs: list[_Given]) -> list[torch.Tensor] | dict[str, torch.Tens
 
     try:
         made = [torch.zeros(shape, dtype=getattr(torch, dtype)) for _, shape, dtype, _ in inputs]
-    except (RuntimeError, TypeError) as error:  # more than there is memory, or numbers have digits
+    except (RuntimeError, TypeError) as error:  # an extent is too large for memory, or for torch's integers
         fact = f"--input: no such tensor can be made: {one_line(str(error))}"
         raise InputError(fact, hint="the shape of a batch, as forward takes it") from None
     names = [one.name for one in inputs if one.name]

@@ -1,4 +1,4 @@
-"""What commands read: layer files and CSV tables, and the options that say how they are compiled."""
+"""The inputs of commands: layer files, CSV tables, and the options that say how they are compiled."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from convgen.spec.layer import Layer
     from convgen.spec.target import Target
 
-LONGEST_LINE = 20_000  # of a schedule, characters
+LONGEST_LINE = 20_000  # the most characters of a schedule's line
 OBJECTIVES = ("seconds", "bytes")
 
 
 class Finite(click.FloatRange):
-    """A range of numbers: click's lets `nan` pass any bound, and `inf` any but an upper one."""
+    """A range of finite numbers: click's own lets `nan` pass any bound, and `inf` any lower bound."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         if not isfinite(click.FLOAT.convert(value, param, ctx)):
@@ -53,7 +53,7 @@ statistics_option = click.option(
 
 
 def layer_options(command: Any) -> Any:
-    """Options that say what is compiled, shared by the commands."""
+    """The options that say what is compiled, which commands share."""
     for option in (
         click.option(
             "--target", shell_complete=targets,
@@ -93,7 +93,7 @@ def layer_options(command: Any) -> Any:
 
 
 def schedule_options(command: Any) -> Any:
-    """Options that take a schedule, or how it is made, in one's own hands."""
+    """The options by which a person gives a schedule, or the passes that make it."""
     for option in (
         click.option("--schedule", metavar="FILE", help="An edited schedule of the layer, or network: verified, used."),
         click.option(
@@ -140,10 +140,10 @@ def compile_files(
     """Every layer of the files, compiled; errors say the file and the line.
 
     Args:
-        schedule: file of an edited schedule, for one layer.
-        passes: options of passes, such as "fuse-layouts{least_part=32}".
-        measured: with local kernels from the tuner's databases; remarks on those that it lacks go to stderr.
-        after: told each stage when it is done.
+        schedule: the file of an edited schedule, for one layer.
+        passes: passes with their options, such as "fuse-layouts{least_part=32}".
+        measured: whether local kernels come from the tuner's databases; remarks on missing ones go to stderr.
+        after: is told each stage when it is done.
     """
     from convgen.compiler import compile_layer, pipeline
     from convgen.cost.machines import load_machine
@@ -183,7 +183,8 @@ def compile_files(
 
 
 def need_kernels(target: Target) -> None:
-    """Raises InputError: a target has no kernels, or what compiles them is not there."""
+    """Check that kernels can be compiled. Raises InputError: the target has none, or their compiler is not
+    installed."""
     if not target.has_programs:
         fact = f"target {target.text} has no generated kernels: its local convolution is ATen's"
         hint = "--target cuda:sm_90, hip:gfx942 or sw26010; or --emit module, schedule or cost"
@@ -196,7 +197,7 @@ def need_kernels(target: Target) -> None:
 def check_only_of_networks(
     file: str, statistics: str | None, recompute: str | None, reduce_dtype: str | None, autocast: str | None
 ) -> None:
-    """Raises InputError: a layer's file has no use for one of these."""
+    """Refuse options that only networks have. Raises InputError: one is given for a layer's file."""
     if statistics is not None:
         raise InputError(f"--statistics {statistics} is of a network's batch norms; {file} is a layer's file")
     if recompute is not None:
@@ -211,7 +212,7 @@ def check_only_of_networks(
 
 
 def _check_there(file: str) -> None:
-    """Raises InputError: the file can't be read, which is said before what options it would have no use for."""
+    """Check that a file is there, before its options are. Raises InputError: it can't be read."""
     from convgen.spec.yaml import read_yaml
 
     if not file.lower().endswith(".csv"):
@@ -219,7 +220,7 @@ def _check_there(file: str) -> None:
 
 
 def read_schedule(file: str) -> str:
-    """Text of `--schedule`. Raises InputError: it can't be read."""
+    """The text of the file of `--schedule`. Raises InputError: it can't be read."""
     try:
         text = read_text(file, MAX_FILE_BYTES * LONGEST)
     except InputError as error:
@@ -234,7 +235,7 @@ def read_schedule(file: str) -> str:
 
 
 def _with_measured(compiled: list[Compiled], *, quiet: bool) -> list[Compiled]:
-    """With kernels from the tuner's databases, and remarks on stderr."""
+    """The layers with kernels from the tuner's databases; remarks go to stderr."""
     from convgen.tune.apply import with_measured
 
     made, remarks = with_measured(compiled)
@@ -288,12 +289,12 @@ def read_files(
 
 
 def need_device(target: Target, processes: bool, interpret: bool) -> None:
-    """What a check of a target's module runs with: torch, triton, and a GPU or the interpreter.
+    """Check that a check of a target's module can run: with torch, triton, and a GPU or the interpreter.
 
     Virtual ranks of a GPU target share one GPU; processes would need one each.
 
     Raises:
-        InputError: it is not there, or there is nothing to interpret.
+        InputError: one of these is missing, or there is nothing to interpret.
     """
     if interpret and not target.is_gpu:
         fact = f"target {target.text} has no Triton kernels to interpret"

@@ -1,4 +1,4 @@
-"""Commands that a launcher runs on every rank: what all ranks refuse alike is said once a node."""
+"""Commands that a launcher runs on every rank: a refusal that all ranks share is printed once a node."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from convgen.errors import InputError
 
 @contextmanager
 def refused_once() -> Generator[None]:
-    """Within it a refusal ends every rank but a node's first without a word; that a rank is lost each says itself.
+    """A context in which a refusal ends every rank but a node's first without a word; each rank says itself that
+    another is lost.
 
     Raises:
         InputError: on a node's first rank; LostRank: on any.

@@ -58,7 +58,7 @@ for command in (
 
 def main() -> None:
     """Entry point: errors of the input in one message, ours with how to report them."""
-    # Millions of small tuples are made, and few thrown away: looking for circles took a seventh of the time.
+    # Millions of small tuples are made, and few thrown away: the garbage collector took a seventh of the time.
     gc.set_threshold(100_000, 50, 1000)
     try:
         cli(standalone_mode=True)
@@ -84,7 +84,7 @@ def main() -> None:
 
 
 def _report(error: Exception) -> NoReturn:
-    """A bug of ours."""
+    """Report a bug of ours, and exit."""
     click.echo("".join(traceback.format_exception(error)), err=True)
     click.echo(
         f"convgen {__version__}: this is a bug of convgen. Please report the text above with the layer file and "

@@ -1,4 +1,4 @@
-"""What commands do with graph files (`convgen import`), beside layer files: read, refuse options, compile."""
+"""Graph files (`convgen import`) in commands that also take layer files: reading, refusing options, compiling."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ DEFAULTS: Mapping[str, Any] = {"objective": "seconds"}
 
 
 def are_graphs(files: Sequence[str]) -> bool:
-    """Whether the files are of networks: graphs, plans of them, or written by hand. Raises InputError: some are."""
+    """Whether the files are networks' (graphs, plans of them, or written by hand). Raises InputError: some are, others
+    not."""
     graphs = [is_graph_file(file) or is_plan_file(file) or is_network_file(file) for file in files]
     if any(graphs) and not all(graphs):
         one, other = files[graphs.index(True)], files[graphs.index(False)]
@@ -60,16 +61,17 @@ def compile_graphs(
     after: Sequence[After] = (),
     **others: Any,
 ) -> list[CompiledFile]:
-    """Every network of the files, laid out by the letters of the grid, by price, or as a plan or a program's text says.
+    """Every network of the files, compiled: laid out by the letters of the grid, by price, or as a plan or a program's
+    text says.
 
     Args:
-        machine: for which it is chosen what travels meanwhile, and which `auto` models; by default the one that a plan
-            was priced for, and else one of the target's.
-        schedule: file of a program's text, for one network.
-        passes: that say what travels meanwhile, such as "bucket-gradients{mebibytes=1}", instead of a timeline; they
-            run in the pipeline's order.
+        machine: the machine for which what travels meanwhile is chosen, and which `auto` models; by default the one for
+            which a plan was priced, else one of the target's.
+        schedule: the file of a program's text, for one network.
+        passes: passes that decide what travels meanwhile, such as "bucket-gradients{mebibytes=1}", instead of a
+            timeline; they run in the pipeline's order.
         after: told each stage when it is done.
-        others: options that layers have; refused where they are given.
+        others: options that only layers have; they are refused if given.
     """
     name = files[0]
     _refuse(name, others)
@@ -176,7 +178,7 @@ def _with_measured(found: Sequence[CompiledFile], *, quiet: bool) -> list[Compil
 
 
 def check_meanwhile(schedule: str | None, machine: str | None, passes: Sequence[str]) -> None:
-    """Raises InputError: options say twice what travels while others compute."""
+    """Check the options on what travels meanwhile. Raises InputError: two of them decide it."""
     if schedule is not None and machine is not None:
         fact = f"--machine chooses what travels meanwhile, and {schedule} says it"
         raise InputError(fact, hint="without --machine")
@@ -206,8 +208,8 @@ def named_passes(texts: Sequence[str]) -> list[NetworkPass] | None:
 
 
 def _machine_of(plan: PlanFile, file: str) -> Machine | None:
-    """The machine that a plan was priced for: one of tuning/machines, or a file as seen from the plan's; None where
-    the plan names none.
+    """The machine for which a plan was priced: one of tuning/machines, or a file relative to the plan's; None if the
+    plan names none.
 
     Raises:
         InputError: there is no such machine.
@@ -233,11 +235,12 @@ def _refuse(file: str, options: Mapping[str, Any]) -> None:
 
 
 def _refuse_twice(files: Sequence[str], plans: Sequence[str], schedule: str | None, flags: Sequence[str]) -> None:
-    """Raises InputError: the layout is said twice, by a plan or a program's text and by something else.
+    """Refuse a second layout. Raises InputError: a plan or a program's text says the layout, and so does something
+    else.
 
     Args:
         plans: those of the files that are plans.
-        flags: options that are given and say a layout.
+        flags: the given options that say a layout.
     """
     if schedule is not None and (len(files) != 1 or plans):
         fact = f"--schedule is of one network's graph, {f'{plans[0]} is a plan' if plans else f'here are {len(files)}'}"
@@ -261,11 +264,11 @@ def compile_networks(
     untuned: bool,
     **options: Any,
 ) -> None:
-    """Packages DIR/NAME, or the stage asked for.
+    """Write the packages DIR/NAME, or print the stage asked for.
 
     Args:
-        overlap: the files are of layers, each of which is a network of one row.
-        untuned: a GPU's kernels are the default ones.
+        overlap: whether the files are of layers, each compiled as a network of one row.
+        untuned: whether a GPU's kernels are the default ones.
         after: told each stage when it is done.
     """
     from convgen.passes.contract import tell
@@ -291,7 +294,7 @@ def compile_networks(
 
 
 def _warn(found: Sequence[CompiledFile]) -> None:
-    """Of axes that split nothing, on stderr."""
+    """Warn on stderr of axes that split nothing."""
     for line in [line for one in found for line in one.compiled.idle_lines]:
         click.echo(f"warning: {line}", err=True)
 
@@ -302,8 +305,8 @@ def networks_of(
     """The networks of files.
 
     Args:
-        overlap: the files are of layers, each of which is a network of one row.
-        measured: a GPU's kernels are from the tuner's databases; remarks on those that it lacks go to stderr.
+        overlap: whether the files are of layers, each compiled as a network of one row.
+        measured: whether a GPU's kernels come from the tuner's databases; remarks on missing ones go to stderr.
     """
     if not overlap:
         found = compile_graphs(files, **options)
@@ -317,7 +320,7 @@ def networks_of(
 
 
 def echo_kernels(found: Sequence[CompiledFile], as_json: bool) -> None:
-    """What ranks run in the place of ATen: kernels of a GPU, or the rows of a core group."""
+    """Print what ranks run in the place of ATen: a GPU's kernels, or a core group's rows."""
     from convgen.explain.kernels import network_kernels_json, network_kernels_text
 
     if found[0].compiled.target.is_mesh:
@@ -344,7 +347,7 @@ def _echo_cost(found: Sequence[CompiledFile], as_json: bool) -> None:
 
 
 def _write(found: Sequence[CompiledFile], folder: Path) -> None:
-    """All or nothing: packages are made, and their places looked at, before the first is written."""
+    """Write all packages or none: they are made, and their folders checked, before the first is written."""
     from convgen.packages import check_package, files_of, write_package
 
     paths = [folder / one.compiled.graph.name for one in found]
@@ -361,10 +364,10 @@ def _write(found: Sequence[CompiledFile], folder: Path) -> None:
 
 
 def compile_one(file: str, **options: Any) -> CompiledFile:
-    """The network of a file that has one; options are those of `networks_of`."""
+    """The network of a file that has exactly one; options are those of `networks_of`."""
     found = networks_of([file], **options)
     if len(found) != 1:
-        raise InputError(f"{file} has {len(found)} layers: it takes one at a time", hint="a YAML file of one layer")
+        raise InputError(f"{file} has {len(found)} layers, and this command takes one", hint="a YAML file of one layer")
     return found[0]
 
 
@@ -402,14 +405,14 @@ def check_network_file(
 
 
 def explain_network(one: CompiledFile, plot: Path | None, as_json: bool) -> None:
-    """What moves for each row, forward and backward, and what runs whole; drawn, where a plot is asked for."""
+    """Print, and draw if a plot is asked for, what moves for each row, forward and backward, and what runs whole."""
     from convgen.explain.program import program_cost_json, program_text
 
     page = None
     if plot is not None:
         from convgen.explain.network_plot import draw_network
 
-        page = draw_network(one.compiled)  # refuses what can't be drawn, before anything is printed
+        page = draw_network(one.compiled)  # it refuses what can't be drawn before anything is printed
     show(as_json, lambda: [program_cost_json(one.compiled)], lambda: program_text(one.compiled))
     if page is not None:
         draw(plot, lambda: page)

@@ -61,13 +61,13 @@ def compile_one_rows(
     Args:
         grid, algorithm, dtype, memory_format: for a CSV of layers.
         target: instead of the layers' own.
-        machine: for which it is chosen what travels meanwhile, and on which layouts are priced; by default the
-            layer's own, or one node of the target's kind.
-        objective: of roles that a layer with a distribution leaves open.
-        schedule: file of the network's text, for one layer.
-        passes: that say what travels meanwhile, such as "start-halos", instead of a timeline.
-        command: that the package says; options are added.
-        after: told each stage when it is done.
+        machine: the machine for which what travels meanwhile is chosen and layouts are priced; by default the layer's
+            own, or one node of the target's kind.
+        objective: by which roles are chosen that a layer with a distribution leaves open.
+        schedule: the file of the network's text, for one layer.
+        passes: passes that decide what travels meanwhile, such as "start-halos", instead of a timeline.
+        command: the command that the package's header gives; options are added.
+        after: is told each stage when it is done.
     """
     check_only_of_networks(files[0], statistics, recompute, reduce_dtype, autocast)
     check_meanwhile(schedule, machine, passes)
@@ -125,7 +125,7 @@ def _as_module(
     layer: Layer, machine: Machine, objective: Objective, graph: Graph, compiled: Callable[..., CompiledNetwork]
 ) -> bool:
     """Whether the layouts and roles of the layer's module make a shorter step than those that the search for networks
-    finds; not where a network can't have them."""
+    finds; False if a network can't have them."""
     from convgen.cost.timeline import simulate
 
     given = replace(graph, given=(_given(layer, machine, objective),))
@@ -138,7 +138,7 @@ def _as_module(
 
 
 def _given(layer: Layer, machine: Machine, objective: Objective) -> GivenRow:
-    """The row as the layer's module has it."""
+    """The row with the layouts and roles of the layer's module."""
     from convgen.algebra.space import Space
     from convgen.plan.choose import choose
     from convgen.spec.graph import GivenRow
@@ -156,6 +156,6 @@ def _given(layer: Layer, machine: Machine, objective: Objective) -> GivenRow:
 
 
 def _pairs(roles: Roles, grid: Grid) -> tuple[tuple[str, str], ...]:
-    """Every axis of the grid with its role, or none, in an order that keeps nests."""
+    """Every axis of the grid with its role or "none", in an order that keeps nests."""
     found = {axis: role for role, axes in roles.nests for axis in axes}
     return (*found.items(), *((a, "none") for a in grid.names if a not in found))

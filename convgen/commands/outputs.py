@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
     PathType = click.ParamType[Path]
 else:
-    PathType = click.ParamType  # which has no parameter before click 8.4
+    PathType = click.ParamType  # a class without a type parameter before click 8.4
 
 
 class OutputFile(PathType):
     """The name of a file that can be written.
 
     Args:
-        suffixes: that its name must have one of; any by default.
+        suffixes: its name must end in one of these; any name by default.
     """
 
     name = "file"
@@ -75,12 +75,12 @@ def _option(param: click.Parameter | None) -> str:
 
 
 def show(as_json: bool, data: Callable[[], object], text: Callable[[], str]) -> None:
-    """Print one of the two."""
+    """Print the data as JSON, or the text."""
     click.echo(json.dumps(data(), indent=1) if as_json else text())
 
 
 def draw(file: Path | None, page: Callable[[], Canvas]) -> None:
-    """Draw a page into a file, and say so, where one is asked for."""
+    """Draw a page into a file, if one is asked for, and say so."""
     if file is not None:
         page().save(file)
         click.echo(str(file), err=True)

@@ -47,7 +47,7 @@ GIB = 1 << 30
 
 
 class PlanFile(OutputFile):
-    """A name that `convgen compile` reads as a plan, not as a table."""
+    """A file name that `convgen compile` reads as a plan, not as a table."""
 
     def check_name(self, path: Path, option: str) -> None:
         if path.suffix.lower() == ".csv":
@@ -228,7 +228,7 @@ def _nodes(network: Network, graph: Graph) -> dict[str, tuple[str, str]]:
 
 
 def _with_line(note: Note, network: Network) -> Note:
-    """A note on a layer, with where it stands."""
+    """A note on a layer with its place in the file."""
     from convgen.spec.network_graph import node_of
 
     node = node_of(network, note.text.split(" ", 1)[0])
@@ -277,7 +277,7 @@ def _read(file: str, batch: int | None, dtype: str | None) -> tuple[Network | No
 
 
 def _setting(network: Network | None, graph: Graph, options: dict[str, Any]) -> tuple[Setting, Target]:
-    """What is asked for, and what the layers' modules are for."""
+    """What the plan is to be, from the options, and the target of the layers' modules."""
     from convgen.cost.machines import load_machine
     from convgen.plan.parts import Room
     from convgen.plan.setting import Setting
@@ -326,7 +326,7 @@ def _measured(machine: Machine, target: Target, dtype: str) -> Machine:
 
 
 def _plan_file(plan: Planned, network: Network | None, target: Target, file: str, output: Path) -> str:
-    """Layers of a network by hand, each as a layer file says it; the layout of a graph."""
+    """The text of a plan's file: a hand-written network's layers, as in layer files, or a graph's layout."""
     machine, took = plan.setting.machine.name, f"{plan.found.seconds * 1e3:.3f} ms a step"
     if network is not None:
         from convgen.plan.program.layer_files import plan_text
@@ -339,7 +339,7 @@ def _plan_file(plan: Planned, network: Network | None, target: Target, file: str
 
 
 def _graph_plan(program: Program, seconds: float, file: str, output: Path) -> str:
-    """The layout of a graph, as it is stored, beside its file."""
+    """The text of a graph's layout, to be stored beside the graph's file."""
     from convgen.plan.program.written import plan_of
     from convgen.spec.network_plan import write_plan
 
@@ -349,14 +349,14 @@ def _graph_plan(program: Program, seconds: float, file: str, output: Path) -> st
     params = click.get_current_context().params
     given = str(params["machine"])
     priced_by = given
-    if given.endswith((".yaml", ".yml")) or "/" in given:  # of a file, as seen from the plan's
+    if given.endswith((".yaml", ".yml")) or "/" in given:  # a file's name becomes relative to the plan's
         priced_by = beside(given)
     laid_out = plan_of(program, beside(file), priced_by, seconds)
     return write_plan(replace(laid_out, dtype=params["dtype"] or ""), (_command(Path(file).name),))
 
 
 def _try(file: str, network: Network | None, graph: Graph, setting: Setting, shown: dict[str, Any]) -> None:
-    """The layouts of --try, run; the fastest is the plan that -o writes."""
+    """Run the layouts of --try; the fastest is the plan that -o writes."""
     from convgen.commands.plan_try import try_plans
     from convgen.spec.graph_file import read_constants
     from convgen.spec.source import locate
@@ -385,17 +385,17 @@ def _try(file: str, network: Network | None, graph: Graph, setting: Setting, sho
         raise locate(error, graph.source_file) from None
 
 
-# Options that say what becomes of a plan, not which.
+# Options that say what is done with a plan, not which plan it is.
 SHOWN = ("output", "explain", "plot", "as_json", "tried", "seconds", "correct")
 
 
 def _command(file: str) -> str:
-    """What was asked for, without where the results go."""
+    """The command that was given, without the options on where results go."""
     return f"convgen plan {file}{_asked(SHOWN)}"
 
 
 def _asked(without: Sequence[str] = (*SHOWN, "ranks", "inputs", "arguments", "evaluation")) -> str:
-    """Options as they were given, but some."""
+    """The options as they were given, without some."""
     context, words = click.get_current_context(), ""
     for option in context.command.params:
         name = option.name or ""

@@ -1,4 +1,4 @@
-"""`convgen plan --ranks 1,2,4,8`: does it help, and on which grid? And what to type next."""
+"""`convgen plan --ranks 1,2,4,8`: do more ranks help, and on which grid? And what to type next."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NETWORKS_ONLY = {
 
 
 class Counts(tuple[int, ...]):
-    """Numbers of ranks, each once, ascending; printed as they are given."""
+    """Numbers of ranks, each once, ascending; they print as they were given."""
 
     def __str__(self) -> str:
         return ",".join(map(str, self))
@@ -50,7 +50,7 @@ class Ranks(RanksType):
 
 
 def is_factory(file: str) -> bool:
-    """Whether the words name a factory, MODULE:FACTORY or FILE.py:FACTORY, and no file."""
+    """Whether a text names a factory, MODULE:FACTORY or FILE.py:FACTORY, and no file."""
     return ":" in file and not Path(file).exists()
 
 
@@ -62,7 +62,8 @@ def is_layer_file(file: str) -> bool:
 
 
 def refuse_one_plans(file: str, options: Mapping[str, Any]) -> None:
-    """Raises InputError: an option is of one plan, and here are several numbers of ranks, or a layer."""
+    """Refuse options of a single plan. Raises InputError: one is given with several numbers of ranks, or for a
+    layer."""
     for name, flag in ONE_PLAN.items():
         if options[name] is not None:
             fact = f"{flag} is of one plan of a network, and --ranks {options['ranks']} of {file} is a table"
@@ -74,7 +75,7 @@ def show_network(
 ) -> None:
     """
     Args:
-        asked: the command's options but those that say what is shown.
+        asked: the command's options, without those that say what is shown.
     """
     from convgen.explain.planned_ranks import network_help
     from convgen.spec.source import locate
@@ -90,7 +91,7 @@ def show_network(
 
 
 def show_layer(file: str, machine: Machine, options: Mapping[str, Any]) -> None:
-    """Of the one layer of a file. Raises InputError: it has several, or an option is of networks."""
+    """Show the plans of a file's one layer. Raises InputError: the file has several, or an option is for networks."""
     from convgen.explain.planned_ranks import layer_help
     from convgen.spec.reader import read_layers
     from convgen.spec.source import locate
@@ -132,7 +133,7 @@ def _show(found: Help, lines: list[str], options: Mapping[str, Any]) -> None:
 def _network_lines(
     file: str, network: Network | None, name: str, ranks: int, options: Mapping[str, Any], asked: str
 ) -> list[str]:
-    """From the network to a training script on the ranks; the plan is the one of the table."""
+    """The commands from the network to a training script on the ranks, by the plan in the table."""
     lines, graph = list[str](), file
     if is_factory(file):
         graph = f"{name}.yaml"

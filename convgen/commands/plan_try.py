@@ -41,9 +41,9 @@ def try_plans(
 
     Args:
         tensors: the graph's constants.
-        seconds: of running, about, a layout.
-        write: is given the fastest, on rank 0, and its measured seconds.
-        correct: the machine's file, into which what was off is written.
+        seconds: about how long each layout runs.
+        write: gets, on rank 0, the fastest layout and its measured seconds.
+        correct: the machine's file, into which corrections are written.
     Raises:
         InputError: no launcher has started as many ranks, or there is no plan.
     """

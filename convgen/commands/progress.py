@@ -1,4 +1,4 @@
-"""What a command is doing, on the terminal of someone who waits: after two seconds, and gone when it is done."""
+"""A line on the terminal that says what a command is doing: it appears after two seconds, and is gone at the end."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
-AFTER_S = 2.0  # since the command began
-STEP_S = 0.3  # since what is said began: what takes less would flicker
+AFTER_S = 2.0  # from the command's beginning to the first text
+STEP_S = 0.3  # from a text's beginning until it is shown: shorter work would make it flicker
 TICK_S = 0.1
 BEGAN_S = time.monotonic()
 Tell = Callable[[str], None]
 
 
 class Shown:
-    """A line on a terminal with a text, and for how long the command has been running.
+    """A line on a terminal with a text, and with the seconds that the command has been running.
 
-    A thread draws it, which is gone with it: processes are forked where nothing is said.
+    A thread draws it, and ends when the line goes: processes are forked only while no line is shown.
 
     Args:
         console: rich's, on a terminal.
-        after_s: seconds until it is there.
-        prints: what is printed meanwhile goes to the terminal, above the line.
+        after_s: seconds until the line is shown.
+        prints: whether what is printed meanwhile goes to the terminal, above the line.
     """
 
     def __init__(self, console: Any, after_s: float, prints: bool) -> None:
@@ -33,7 +33,7 @@ class Shown:
         self._thread: threading.Thread | None = None
 
     def tell(self, text: str) -> None:
-        """Says a text from now on; "" takes the line away."""
+        """Show a text from now on; "" takes the line away."""
         self._text = text
         if not text and self._thread is not None:
             self._end.set()
@@ -71,17 +71,17 @@ class Shown:
 def progress(
     text: str = "", *, console: Any = None, after_s: float | None = None, prints: bool = False
 ) -> Generator[Tell]:
-    """Gives a function that takes what is done now; nothing is written where stderr is no terminal.
+    """A context that gives a function to say what is done now; nothing is written if stderr is no terminal.
 
     Args:
         console: rich's; by default that of stderr.
-        after_s: seconds from now until it is said; by default until the command has run for two.
-        prints: others may print meanwhile, to the terminal.
+        after_s: seconds from now until a text is shown; by default until the command has run for two seconds.
+        prints: whether others may print to the terminal meanwhile.
     """
     if console is None:
         from rich.console import Console
 
-        console = Console(file=sys.stderr)  # that of now: others may redirect it meanwhile
+        console = Console(file=sys.stderr)  # today's stderr, as others may redirect it meanwhile
     if not console.is_terminal or console.is_dumb_terminal:
         yield lambda text: None
         return

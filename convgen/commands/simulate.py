@@ -69,9 +69,9 @@ def simulate_command(
 
     recorded = None if measured is None else read_measured(Path(measured))
     if recorded is not None and as_json:
-        raise InputError("--measured is laid beside the text", hint="without --json")
+        raise InputError("--measured is compared in the text, not in JSON", hint="without --json")
     chosen = load_machine(machine)
-    modelled = machine if options["schedule"] is None else None  # a text says what travels meanwhile
+    modelled = machine if options["schedule"] is None else None  # a schedule's text already says what travels meanwhile
     of_inputs = not are_graphs([file])
     if of_inputs:
         several = compile_one_rows([file], target=target, machine=modelled, **options)

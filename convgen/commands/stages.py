@@ -20,7 +20,8 @@ EVERY = "every"
 
 
 class Bare(click.Command):
-    """A command whose `--dump-ir` stands alone or has a pass behind `=`, never in the next word: that is a file."""
+    """A command whose `--dump-ir` stands alone or has a pass behind `=`; the next word is never its value, but a
+    file."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         end = args.index("--") if "--" in args else len(args)
@@ -33,7 +34,7 @@ class Dump:
     comment."""
 
     def __init__(self, wanted: str, stages: Sequence[str], show: Callable[[Any], str]) -> None:
-        """Raises InputError: there is no such pass."""
+        """Refuse an unknown pass. Raises InputError: there is no such pass."""
         if wanted not in (EVERY, *stages):
             hint = did_you_mean(wanted, stages, f"of {', '.join(stages)}")
             raise InputError(f"--dump-ir={wanted}: no pass has that name", hint=hint)
@@ -72,7 +73,7 @@ class Times:
 
 
 def look_options(command: Any) -> Any:
-    """Options of a command that compiles, to look at how."""
+    """The options of a compiling command that show how it compiles."""
     for option in (
         click.option("--time-passes", is_flag=True, help="Print the milliseconds of each stage."),
         click.option("--dump-ir", metavar="[=PASS]", help="Print the schedule after every pass, or after one."),
@@ -82,7 +83,8 @@ def look_options(command: Any) -> Any:
 
 
 def looking(dump_ir: str | None, time_passes: bool, *, of_networks: bool = False) -> tuple[Sequence[Any], Times | None]:
-    """Who is told of stages, and of them who takes their times. Raises InputError: there is no such pass."""
+    """The listeners that are told of stages, and the one of them that takes times. Raises InputError: there is no such
+    pass."""
     times = Times() if time_passes else None
     if dump_ir is None:
         dump = None

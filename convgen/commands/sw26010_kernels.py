@@ -13,9 +13,9 @@ from convgen.commands.outputs import Picture, draw
 from convgen.errors import InputError
 from convgen.free_memory import check_memory
 
-MOST = 2**31 - 1  # of an extent
-MOST_ELEMENTS = 2**22  # that a transformation emulates without being asked to
-MOST_FLOPS = 2**34  # that a command emulates without being asked to
+MOST = 2**31 - 1  # the largest extent
+MOST_ELEMENTS = 2**22  # the most elements of a transformation that is emulated without being asked for
+MOST_FLOPS = 2**34  # the most flops that a command emulates without being asked to
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -79,7 +79,7 @@ def gemm_command(
 
 
 def _gemm_with_swapped_buses(plan: Any) -> None:
-    """Run it message by message and report how it ends."""
+    """Run the GEMM message by message, and report how it ends."""
     import numpy as np
 
     from convgen.sw26010.gemm.program import gemm_program, swap_buses
@@ -208,7 +208,7 @@ def conv_command(
 
 
 def _images(problem: Any, given: str, run: bool) -> None:
-    """Raises InputError: no numbers of images."""
+    """Print, and with `run` emulate, the convolution by these numbers of images. Raises InputError: they are none."""
     from convgen.sw26010.conv.batch_report import blocked_run, blocked_text
 
     parts = given.split(",")
@@ -225,7 +225,7 @@ def _images(problem: Any, given: str, run: bool) -> None:
 
 
 def _pair(name: str, text: str, least: int) -> tuple[int, int]:
-    """One number for rows and columns, or two. Raises InputError: something else."""
+    """A pair of numbers, from one for rows and columns, or from two. Raises InputError: the text is something else."""
     parts = [part.strip() for part in text.split(",")]
     if not 1 <= len(parts) <= 2 or not all(p.isdecimal() and len(p) < 6 and int(p) >= least for p in parts):
         fact = f"--{name} {text}: one or two whole numbers from {least} to 99999, of rows and columns"
@@ -234,7 +234,7 @@ def _pair(name: str, text: str, least: int) -> tuple[int, int]:
 
 
 def _conv_problem(n: int, c: int, h: int, w: int, f: int, groups: int, pairs: list[tuple[int, int]]) -> Any:
-    """Of one group. Raises InputError: groups that don't divide, or an output without rows."""
+    """The problem of one group. Raises InputError: groups don't divide channels, or the output has no rows."""
     from convgen.sw26010.conv.problem import Axis, ConvProblem
 
     if c % groups or f % groups:
@@ -250,7 +250,7 @@ def _conv_problem(n: int, c: int, h: int, w: int, f: int, groups: int, pairs: li
 
 
 def _emit_conv(problem: Any, phase: Any, kind: str, dtype: Any) -> None:
-    """The programs that one CPE runs, in their order."""
+    """Print the programs that one CPE runs, in their order."""
     from convgen.sw26010.conv.cost import explicit_plan
     from convgen.sw26010.conv.implicit_plan import implicit_plan
     from convgen.sw26010.conv.programs import columns_program, implicit_program

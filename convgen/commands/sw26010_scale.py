@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from convgen.sw26010.training.layers import Layers
 
 MOST = 2**31 - 1  # bytes
-MOST_NODES = 2**16  # 30 s of messages
+MOST_NODES = 2**16  # its messages take 30 s to emulate
 MOST_BATCH = 2**20
-MOST_PROCESSES = 2**13  # a second of readers
+MOST_PROCESSES = 2**13  # its readers take a second to emulate
 
 
 @click.command("allreduce")
@@ -63,7 +63,7 @@ def allreduce_command(
     from convgen.sw26010.allreduce.report import all_reduce_json, all_reduce_text
 
     if bandwidth <= 0:
-        raise InputError(f"--bandwidth {bandwidth}: nothing would arrive")
+        raise InputError(f"--bandwidth {bandwidth} would let nothing arrive")
     network = Network(nodes, supernode, latency, 1 / bandwidth, oversubscription / bandwidth, gamma)
     if total_bytes < 4 or total_bytes % 4:
         hint = f"--bytes {max(4, total_bytes // 4 * 4)}"
@@ -225,7 +225,7 @@ def _layers_of(file: str, batches: list[int]) -> Layers:
 
 
 def numbers(option: str, text: str, most: int) -> list[int]:
-    """Whole numbers from 1, between commas. Raises InputError: something else."""
+    """The whole numbers from 1 in a text with commas. Raises InputError: the text is something else."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and len(part) < 20 and 1 <= int(part) <= most for part in parts):
         raise InputError(f"{option} {text}: whole numbers from 1 to {most}, between commas", hint=f"{option} 1,16,256")

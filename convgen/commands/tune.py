@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from convgen.tune.tuner import Outcome
     from convgen.tune.wanted import Wanted
 
-WIDE = 200  # columns of a table that no terminal holds
+WIDE = 200  # columns of a table where no terminal limits it
 INTERRUPTED = 130
-LONGEST = 10  # digits of a number of ranks
+LONGEST = 10  # the most digits of a number of ranks
 
 
 @click.command()
@@ -188,7 +188,7 @@ def _interrupt(number: int, frame: object) -> None:
 
 
 def _rank(wanted: Sequence[Wanted], target: Target, options: dict[str, Any]) -> None:
-    """Without the device: the model and the compiler."""
+    """Rank candidates without the device, by the model and the compiler."""
     from convgen.tune.modelled import modelled_records, modelled_table, rank_only
 
     if options["plot"]:

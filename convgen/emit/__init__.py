@@ -1,1 +1,1 @@
-"""From a schedule to source: contexts for the templates. Decide here, print there."""
+"""Source from a schedule: contexts for the templates. Decide here, print there."""

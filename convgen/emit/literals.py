@@ -14,7 +14,7 @@ WIDTH = 116
 
 
 def in_comment(text: str) -> str:
-    """Text of a person's in one line of a comment, that Python does not take to say a file's encoding (PEP 263)."""
+    """A person's text on one line of a comment, changed where Python would take it for a file's encoding (PEP 263)."""
     return one_line(text, 2000).replace("coding:", "coding :").replace("coding=", "coding =")
 
 
@@ -23,7 +23,7 @@ def literal(value: Any, indent: int = 0, before: int = 0) -> str:
     printed by it.
 
     Args:
-        indent: columns that its lines are indented by; `before`: columns taken on the first one.
+        indent: the columns by which its lines are indented; `before`: the columns already taken on its first line.
 
     Example:
         >>> literal({"grid": {"N": 2}, "bias": None, "axes": ("N",)})
@@ -48,7 +48,7 @@ def literal(value: Any, indent: int = 0, before: int = 0) -> str:
 
 
 def filled(value: Mapping[str, Any]) -> str:
-    """A long mapping, several items a line."""
+    """The text of a long mapping, several items a line."""
     lines = [""]
     for key, one in value.items():
         item = f"{_inline(key)}: {_inline(one)}, "
@@ -59,7 +59,7 @@ def filled(value: Mapping[str, Any]) -> str:
 
 
 def _wrapped(numbers: list[str], indent: int) -> str:
-    """A long list of numbers, filled line by line."""
+    """The text of a long list of numbers, filled line by line."""
     lines, inner = [""], " " * (indent + 4)
     for number in numbers:
         if len(inner) + len(lines[-1]) + len(number) + 2 > WIDTH:
@@ -69,7 +69,7 @@ def _wrapped(numbers: list[str], indent: int) -> str:
 
 
 class Code(str):
-    """A text that is Python, and no text of Python's."""
+    """Source text, which is printed as it is and not as a string."""
 
 
 def _inline(value: Any) -> str:

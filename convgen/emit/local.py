@@ -18,30 +18,30 @@ from convgen.program.nodes import Compute, Convert, Schedule, is_convolution
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
-    """A phase's function: operands by name, and how its result is allocated.
+    """A phase's function: its operands' names, and how its result is allocated.
 
-    Its kernel is one of a convolution, whose x is the fine activation and whose y the coarse one.
+    Its kernel is a convolution's, for which x is the fine activation and y the coarse one, also in a transposed layer.
     """
 
     name: str
-    phase: str  # of the kernel
+    phase: str  # the kernel's
     inputs: tuple[str, ...]
     arguments: tuple[str, ...]  # the inputs in the kernel's order
-    operands: tuple[str, str, str]  # what is x, w and y of the kernel
+    operands: tuple[str, str, str]  # the names of the kernel's x, w and y
     summary: str
     allocate: str
     layouts: tuple[str, str, str]
     x_parts: int
     y_parts: int
     rim: str
-    surrounded: str  # the operand that the rim is of
+    surrounded: str  # the operand that has a rim
     sliced: tuple[str, ...]  # operands that are views of a larger tensor
-    aligned: tuple[str, ...]  # tensors that the kernel takes to begin at 16 bytes
+    aligned: tuple[str, ...]  # tensors that the kernel expects to begin at a multiple of 16 bytes
 
 
 @dataclass(frozen=True, slots=True)
 class LocalKernels:
-    """What the module's templates print of a layer's kernels; empty for a cpu."""
+    """The text of a layer's kernels that the module's templates print; empty for a CPU."""
 
     launch: str = ""
     kernels: tuple[str, ...] = ()
@@ -56,7 +56,7 @@ class LocalKernels:
 def local_kernels(
     schedule: Schedule, names: LayoutNames, lines: Lines, kernels: Sequence[Kernel], sums: str
 ) -> LocalKernels:
-    """Sources for a GPU's module; `sums` is the layer's option."""
+    """The sources of kernels for a GPU's module; `sums` is the layer's option."""
     if not kernels:
         return LocalKernels()
     dtype = kernels[0].problem.dtype
@@ -90,9 +90,9 @@ def copied_tensors(schedule: Schedule) -> tuple[str, ...]:
 
 
 def summed_steps(schedule: Schedule, sums: str, dtype: str) -> tuple[tuple[str, Convert], ...]:
-    """Conversions whose addends a rank adds itself, in rank order, with their phases.
+    """The conversions whose addends a rank adds itself, in rank order, with their phases.
 
-    Of two addends in the type that they are added in, no order can be wrong: the backend reduces them.
+    Two addends in the type in which they are added give the same sum in any order, so the backend reduces them.
     """
 
     def adds(step: Convert) -> bool:
@@ -107,7 +107,7 @@ def summed_steps(schedule: Schedule, sums: str, dtype: str) -> tuple[tuple[str, 
 
 
 def copy_dims(tensor: str, spatial: int) -> int:
-    """Dimensions that a copy of a tensor's boxes has: w's taps are one."""
+    """The number of dimensions of a copy of a tensor's boxes: w's taps are one dimension."""
     return {"w": 3, "bias": 1}.get(tensor, 2 + spatial)
 
 
@@ -144,10 +144,10 @@ def _convolution(step: Compute, names: LayoutNames, lines: Lines, kernel: Kernel
 
 
 def aligned_tensors(kernel: Kernel, arguments: Sequence[str]) -> tuple[str, ...]:
-    """Of a kernel's arguments those that it takes to begin at a multiple of 16 bytes, `rim` for the buffer of one.
+    """The kernel's arguments that it expects to begin at a multiple of 16 bytes; `rim` is the buffer of a rim.
 
-    Boxes of memory are described to the copy engine by their start. Where rows lie in a block and a rim, the kernel
-    says of pointers what they are multiples of. All else is said of offsets; where a tensor begins, Triton sees.
+    The copy engine gets boxes of memory by their start. Where rows lie in a block and a rim, the kernel tells Triton
+    what pointers are multiples of. Elsewhere it tells that of offsets, and Triton sees itself where a tensor begins.
     """
     if reads_boxes([kernel]):
         rim = ("rim",) if kernel.problem.rim is not None else ()

@@ -1,4 +1,4 @@
-"""The part of an SW26010's module that convolves: the plans of every rank, and a function a phase."""
+"""The part of an SW26010's module that convolves: the plans of every rank, and a function for each phase."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MeshPlans = dict[str, list[tuple[tuple[int, ...], AnyPlan]]]
 
 @dataclass(frozen=True, slots=True)
 class MeshConvolution:
-    """A phase's function: operands by name, and the layouts of x, w, y and of its result."""
+    """A phase's function: its operands' names, and the layouts of x, w, y and of its result."""
 
     phase: str
     inputs: tuple[str, ...]
@@ -42,7 +42,7 @@ class LocalMesh:
 
 
 def local_mesh(layer: Layer, schedule: Schedule, space: Space, names: LayoutNames, lines: Lines) -> LocalMesh:
-    """For an SW26010's module. Raises InputError: what the mesh's plans can't do."""
+    """The mesh's part of an SW26010's module. Raises InputError: the mesh's plans can't do the layer."""
     if not layer.target.is_mesh:
         return LocalMesh()
     plans = mesh_plans(layer, schedule, space)
@@ -55,7 +55,7 @@ def local_mesh(layer: Layer, schedule: Schedule, space: Space, names: LayoutName
 
 
 def mesh_plans(layer: Layer, schedule: Schedule, space: Space) -> MeshPlans:
-    """By phase: ranks with one local problem, and its plan; ranks with nothing to convolve are left out.
+    """By phase, the ranks that share a local problem, with its plan; ranks with nothing to convolve are left out.
 
     Raises:
         InputError: a dtype that the mesh doesn't compute, a transposed convolution, or rows that LDM can't hold.

@@ -55,7 +55,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class PhaseText:
-    """A function of the module: what it does, its lines, and memory for its results."""
+    """A function of the module: its docstring, its lines, and the tensors like its results."""
 
     summary: str
     lines: tuple[str, ...]
@@ -107,7 +107,7 @@ class ModuleContext:
 
 @cache
 def environment() -> jinja2.Environment:
-    """Kernels' templates and modules' have one environment; modules print Python literals besides."""
+    """The templates' environment: the kernels', with a filter that prints Python literals for modules."""
     made = kernels_environment()
     made.filters["literal"] = literal  # pyright: ignore[reportUnknownMemberType]
     return made
@@ -125,10 +125,11 @@ def emit_module(
     """Python source of a layer's module.
 
     Args:
-        schedule: after its passes; no decision is left.
-        kernels: one a convolution of the schedule, in its order, for a GPU target.
-        command: options that the layer was compiled with besides its file, for the header.
-        beside: the runtime's file in the module's folder, to import from; else the module has what it needs of it.
+        schedule: the schedule after its passes, with no decision left.
+        kernels: for a GPU target, one for each convolution of the schedule, in its order.
+        command: the options besides the file with which the layer was compiled, for the header.
+        beside: the name of the runtime's file in the module's folder, from which it imports; without one, the parts it
+            needs are pasted in.
     """
     context = module_context(layer, schedule, space, kernels, command)
     values = {f.name: getattr(context, f.name) for f in fields(context)}
@@ -209,7 +210,7 @@ def _rows(s: Spatial, transposed: bool) -> Rows:
 
 
 def _header(layer: Layer, text: str, command: str) -> tuple[str, ...]:
-    """Enough for a stranger to make the module again."""
+    """The header's lines, from which a stranger can make the module again."""
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     spec: list[str] = []
     for key, value in layer_to_dict(layer).items():

@@ -1,4 +1,4 @@
-"""Names in a network's package: of blocks' constants and of rows'."""
+"""Names in a network's package: those of the constants for blocks and for rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def identifier(name: str) -> str:
 
 
 def a_name(wanted: str, taken: Collection[str]) -> str:
-    """The name, or with underscores behind it where it is another's or Python's.
+    """The wanted name, with underscores behind it where it is taken or Python's.
 
     Example:
         >>> a_name("stem", ()), a_name("stem", ["stem"]), a_name("in", ()), a_name("0_conv", ())
@@ -27,7 +27,7 @@ def a_name(wanted: str, taken: Collection[str]) -> str:
 
 
 def constant(name: str, taken: Collection[str]) -> str:
-    """A name for a row: its operation's, numbered."""
+    """A name for a row's constant: its operation's name, numbered."""
     base = re.sub(r"\W", "_", name).strip("_").upper()
     found, n = f"{base}_1", 1
     while found in taken:

@@ -1,7 +1,7 @@
 """A network's package: `network.py`, rows and the steps that ranks run, beside the runtime.
 
-Rows that are alike are one constant, and blocks of the source that are alike one text of steps. Sizes that follow the
-extents that are known at run time only are expressions of letters.
+Equal rows are one constant, and equal blocks of the source have one text of steps. Sizes that depend on extents known
+at run time only are expressions of letters.
 """
 
 from __future__ import annotations
@@ -49,17 +49,19 @@ TENSOR = re.compile(r"[^\s,:\[]+(?=\[)")
 
 @dataclass(frozen=True)
 class NetworkInput:
-    """What a package is made of.
+    """All that a package is made of.
 
     Attributes:
-        program: for the compiled sizes; `others` for others, to tell what follows them.
-        sizes: by letter, of the program and of each other; `letters`: of these, what is known at run time only.
-        extents: of the graph, of which expressions are made.
-        texts: of the header.
-        dtype: of its first floats, or tfloat32.
+        program: the program at the compiled sizes; `others`: at other sizes, which shows the numbers that depend on
+            them.
+        sizes: for the program and for each of `others`, its sizes by letter; `letters`: those that are known at run
+            time only.
+        extents: the graph's, of which expressions are made.
+        texts: the header's.
+        dtype: the type of its first floats, or tfloat32.
         tf32: when float32 is multiplied as TF32: where torch's switches say so, or always.
-        kernel_modules: other modules of kernels, by their files' names.
-        last: whether parameters lie with channels last.
+        kernel_modules: the other modules of kernels, by file name.
+        last: whether parameters have channels last in memory.
     """
 
     program: Program
@@ -95,7 +97,7 @@ class NetworkInput:
 
 @dataclass(frozen=True)
 class Package:
-    """Files of a package, by name."""
+    """A package's files, by name."""
 
     files: dict[str, str]
 
@@ -131,9 +133,9 @@ def _imports(runtime: SharedRuntime, names: Sequence[str]) -> str:
     return from_line(f".{runtime.name}", wanted) + "\n"
 
 
-Others = tuple[PlacedRow, ...]  # a row for other sizes
+Others = tuple[PlacedRow, ...]  # a row at each of the other sizes
 
-# What kernels of convolutions that do more are put into a package with, by their table.
+# By table, the text by which a package enters kernels of convolutions that also do other steps.
 OF_TABLES = {
     "EPILOGUES": ("EPILOGUES", "EpilogueKernel"),
     "MASKED": ("MASKED", "MaskKernel"),
@@ -147,7 +149,7 @@ class _Writer:
         self.given, self.program = given, given.program
         self.layouts: dict[tuple[tuple[Axes, ...], tuple[int, ...]], str] = {}  # a layout -> its constant
         self.rows: dict[str, str] = {}  # text of a row -> its constant
-        self.used: set[str] = set()  # names of the runtime
+        self.used: set[str] = set()  # names that are used of the runtime
         self.sections: dict[str, tuple[str, list[str]]] = {}  # text of steps -> its constant, blocks that have it
         self.names: set[str] = set()  # of these constants
         self.lowered = lower(self.program, modes=given.modes)
@@ -252,7 +254,7 @@ class _Writer:
         ]
 
     def _at(self, axes: Sequence[Axes], reads: tuple[int, ...] = ()) -> str:
-        """The constant of a layout."""
+        """The name of a layout's constant."""
         key = tuple(axes), reads
         if key not in self.layouts:
             words = ["".join(a) or "x" for a in axes]
@@ -267,7 +269,7 @@ class _Writer:
         return tuple(self._shown(self._size(ones)) for ones in zip(*shapes, strict=True)), self._at(here.stored)
 
     def _size(self, values: Sequence[int]) -> int | Extent:
-        """A number, or an expression of letters, from what it is for all sizes."""
+        """A number, or the expression of letters that gives its values at all of these sizes."""
         return values[0] if self.fit is None else self.fit(values)
 
     def _shown(self, size: int | Extent) -> int | str | Code:
@@ -278,12 +280,12 @@ class _Writer:
         return Code(f"By({literal(str(size))}, lambda {', '.join(self.letters)}: {size.code})")
 
     def _draws(self, operation: Operation) -> bool:
-        """Whether it does in evaluation, too."""
+        """Whether an operation draws random numbers, also in evaluation."""
         return operation.draws and ("train" not in self.given.modes or operation.in_evaluation == "itself")
 
     # ---------------------------------------------------------------- steps
     def _steps(self) -> list[str]:
-        """The blocks' steps, those that are alike once; a line a block, in the order of forward."""
+        """The lines of the blocks' steps, equal ones once; then a line for each block, in forward's order."""
         listed: list[str] = []
         for block in by_block(self.program, self.lowered):
             names = Names(block.path)
@@ -303,7 +305,7 @@ class _Writer:
         return listed
 
     def _rows_of(self, block: StepBlock) -> Iterator[tuple[str, PlacedRow, Others]]:
-        """Rows of a block by label, for the compiled sizes and for others."""
+        """A block's rows by label, at the compiled sizes and at the others."""
         for i in block.rows:
             row, others = self.program.rows[i], tuple(p.rows[i] for p in self.given.others)
             yield label(row), row, others
@@ -322,7 +324,7 @@ class _Writer:
         return f"Norm({', '.join(map(literal, given))})"
 
     def _comment(self, step: Step) -> str:
-        """What a step is in the program's text."""
+        """A step's words in the program's text, as a comment."""
         if step.flow is None:
             return ""
         texts = texts_of([step.flow], self.program, rows=True)
@@ -337,10 +339,10 @@ class _Writer:
     def _constructor(
         self, row: PlacedRow, others: Others, indent: str = "", of: tuple[PlacedRow, int] | None = None
     ) -> str:
-        """A row as Python.
+        """A row as Python source.
 
         Args:
-            of: the row, and the number of its operand, whose gradient it makes.
+            of: for a gradient's row, the row and the number of its operand whose gradient it makes.
         """
         operation = self._expression(row.bound.operation, [one.bound.operation for one in others])
         reads = [
@@ -366,9 +368,9 @@ class _Writer:
         return f",\n    {indent}".join([head, *sides]) + ")"
 
     def _types(self, row: PlacedRow, of: PlacedRow | None) -> list[str]:
-        """Types of a row's results, where they are not the usual ones."""
+        """The text of a row's results' types, where they are not the usual ones."""
         values = {n: v.dtype for n, v in self.program.values.items()}
-        if of is not None:  # by the names that it has for them
+        if of is not None:  # a gradient's row has other names for the values
             inputs, results = ([o.name for o in side] for side in (of.signature.inputs, of.signature.results))
             own = zip((*inputs, *results), (*of.bound.reads, *of.bound.makes), strict=True)
             values = {prefix + n: values.get(v, "") for n, v in own for prefix in ("", "d")}
@@ -383,10 +385,10 @@ class _Writer:
         return "" if kind == value.dtype else kind
 
     def _side(self, chain: Chain, stored: Stored, back: Chain | None, kind: str = "", of_back: str = "") -> str:
-        """An operand's layouts, or a result's, and what moves between them; and of its gradient.
+        """The text of an operand's or a result's layouts and the conversions between them, and of its gradient's.
 
         Args:
-            kind, of_back: types in which these travel, where these aren't their own.
+            kind, of_back: the types in which value and gradient travel, where these aren't their own.
         """
         start = self._layout(chain[0].src) if chain else self._at(stored)
         if not chain and not back:
@@ -401,7 +403,7 @@ class _Writer:
         return self._at(layout.axes, tuple(d for d, w in enumerate(layout.windows) if w is not None))
 
     def _expression(self, operation: Any, others: Sequence[Any]) -> str:
-        """How an operation is made, with letters where a size follows what is known at run time only."""
+        """The text that makes an operation, with letters where a size depends on what is known at run time only."""
         here = constructor(operation)
         self.used |= set(re.findall(r"\b([A-Z]\w+)\(", here))
         texts = [here, *map(constructor, others)]
@@ -417,7 +419,7 @@ def _code(size: int | Extent) -> str:
 
 
 def _listed(texts: Sequence[str], indent: str) -> str:
-    """A list in one line, or a line each where that is too long."""
+    """A list on one line, or an item a line if that is too long."""
     line = "[" + ", ".join(texts) + "]"
     if len(line) + len(indent) < WIDTH - 8:
         return line
@@ -425,7 +427,7 @@ def _listed(texts: Sequence[str], indent: str) -> str:
 
 
 def constructor(value: Any) -> str:
-    """An operation, or what is in it, as Python: positional arguments, defaults at the end left out."""
+    """An operation, or a value in it, as Python: with positional arguments, without defaults at the end."""
     if hasattr(value, "__dataclass_fields__"):
         given = [(getattr(value, f.name), f) for f in fields(value) if f.init and not f.metadata.get("derived")]
         while given and given[-1][1].default == given[-1][0] and type(given[-1][1].default) is type(given[-1][0]):

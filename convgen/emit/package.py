@@ -1,7 +1,7 @@
 """The compiler's own files as parts of the runtime: what an operation is, its relations, signatures and local code.
 
-A network's ranks run the same statements that the compiler plans by, so they are said once. What only the compiler asks
-for stays behind: methods that check and price, arrays of all ranks.
+A network's ranks run the same statements that the compiler plans by, so these are written once. A package lacks what
+only the compiler calls: methods that check and price, arrays over all ranks.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from convgen.emit.runtime import NETWORK_PARTS, Import, Runtime, Statement, asse
 from convgen.emit.runtime import runtime as of_layers
 from convgen.errors import InternalError
 
-# Files of operations/ that no network has: what single layers are made of, and which values a row reads.
+# Files of operations/ that no package has: the rows of single layers, and the binding of operations to values.
 OF_LAYERS = ("bias", "bound", "layer")
 _IMPORTS = re.compile(r"^from convgen\.operations\.(\w+) import", re.MULTILINE)
 
 
 def _operations() -> tuple[str, ...]:
-    """Files of operations/, each behind those that it imports."""
+    """The files of operations/, each behind those that it imports."""
     files = sorted((Path(convgen.__file__).parent / "operations").glob("*.py"))
     texts = {f.stem: f.read_text(encoding="utf-8") for f in files if f.stem not in ("__init__", *OF_LAYERS)}
     return tuple(TopologicalSorter({name: _IMPORTS.findall(text) for name, text in texts.items()}).static_order())
@@ -32,26 +32,26 @@ def _operations() -> tuple[str, ...]:
 
 @cache
 def package_parts() -> tuple[str, ...]:
-    """Files of a package, in the order of imports: each uses those before it."""
+    """The files that a package takes, in the order of imports: each uses those before it."""
     algebra = (f"algebra/{name}" for name in ("blocks", "relations", "layout", "signature", "conv"))
     return "late", *algebra, *(f"operations/{name}" for name in _operations())
 
 
-# Of files that are mostly the compiler's, what a rank needs.
+# By a file that is mostly the compiler's, the names that a rank needs of it.
 TAKEN: Mapping[str, tuple[str, ...]] = {
-    "late": ("Late", "np"),  # torch is imported as such
+    "late": ("Late", "np"),  # a package imports torch itself
     "algebra/blocks": ("plain",),
     "algebra/layout": ("Axes",),
 }
-# Of classes that are mostly the compiler's, methods that a rank needs beside the fields.
+# By a class that is mostly the compiler's, the methods that a rank needs beside the fields.
 KEPT: Mapping[str, tuple[str, ...]] = {"Conv": ("direct", "direct_phase", "letters")}
-# Of rows, what only tests, prices and reports ask.
+# Methods of operations that only tests, prices and reports call.
 COMPILERS = (
     "reference", "work", "launches", "undone", "passes", "rides", "is_product", "joins", "normalises", "convolves",
     "convolutions", "fits", "takes_steps", "kernel_steps", "hands_gradient_on", "runs_whole", "as_convolution",
 )  # fmt: skip
 TORCH = Import("torch", "torch")
-# What stands for the compiler's, which is of arrays too.
+# Statements that replace the compiler's, which also take arrays.
 BLOCKS = "algebra/blocks"
 STANDS = (
     Statement(BLOCKS, ("Number",), frozenset(), "Number = int  # of rows: a rank has no arrays of them", True),
@@ -68,7 +68,7 @@ STANDS = (
 
 @cache
 def network() -> Runtime:
-    """Package files, then the parts that layers have, then those of networks."""
+    """The runtime of networks: package files, then the parts that layers have, then those of networks alone."""
     layers = of_layers()
     package = Path(convgen.__file__).parent
     texts = {p: (package / f"{p}.py").read_text(encoding="utf-8") for p in package_parts()}
@@ -83,7 +83,7 @@ def network() -> Runtime:
 
 
 def _taken(part: str, statements: Iterable[Statement]) -> Iterator[Statement]:
-    """Those that a rank may need."""
+    """The statements that a rank may need."""
     names = TAKEN.get(part)
     yield from (s for s in statements if names is None or not set(names).isdisjoint(s.names))
     if part == BLOCKS:
@@ -91,12 +91,13 @@ def _taken(part: str, statements: Iterable[Statement]) -> Iterator[Statement]:
 
 
 def title(docstring: str) -> str:
-    """What comes before its first colon or the end of its first sentence."""
+    """A docstring's beginning, up to its first colon or the end of its first sentence."""
     return re.split(r"[.:;](?:\s|$)", docstring, maxsplit=1)[0].replace("\n", " ")
 
 
 def outside(body: Iterable[ast.stmt]) -> Iterator[Import]:
-    """Imports of other packages. Names of convgen's live in the same file, under the same names; so does a late np."""
+    """The imports of other packages. Names of convgen's live in the same file under the same names; so does a late
+    np."""
     for i in imported(body):
         if i.module.split(".")[0] not in ("convgen", "numpy") or i.module.startswith("convgen.sw26010."):
             yield i
@@ -107,7 +108,8 @@ def outside(body: Iterable[ast.stmt]) -> Iterator[Import]:
 
 
 def statements_of(part: str, tree: ast.Module, lines: list[str]) -> Iterator[Statement]:
-    """Top-level statements with the comments above them, but for imports, docstrings and what only checkers read."""
+    """A file's top-level statements with the comments above them, without imports, docstrings and what only type
+    checkers read."""
     end = 0
     for node in tree.body:
         start, above, end = _first(node), lines[end : _first(node)], node.end_lineno or 0
@@ -132,7 +134,7 @@ def _first(node: ast.stmt) -> int:
 
 
 def _stripped(node: ast.stmt, lines: list[str], start: int) -> list[str]:
-    """A class without the methods that are the compiler's alone."""
+    """The lines of a class without the methods that only the compiler calls."""
     kept = dict(enumerate(lines, start))
     for method in node.body if isinstance(node, ast.ClassDef) else ():
         if isinstance(method, ast.FunctionDef | ast.AnnAssign) and not _is_wanted(node, method):

@@ -1,6 +1,7 @@
-"""What generated modules do alike, templates/runtime, as statements that name each other.
+"""The runtime that generated modules share, templates/runtime, as statements that name each other.
 
-A module gets those that its code names, directly or through others. So a module without halos has no exchange in it.
+A module gets the statements that its code names, directly or through others. So a module without halos has no exchange
+in it.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from itertools import pairwise
 from convgen.errors import InternalError
 from convgen.resources import data_file
 
-# In the order of imports: each uses those before it.
+# The parts in the order of imports: each uses those before it.
 PARTS = (
     "layout", "regions", "meetings", "transport", "mesh", "here", "conversions", "envelope", "reductions", "blocks",
     "checks", "local_check", "local", "ops", "gradients", "parameters", "mixed", "clipping", "graphs", "conv_module",
     "layer",
 )  # fmt: skip
 
-# Only networks have these.
+# Parts that only networks have.
 NETWORK_PARTS: tuple[str, ...] = (
     "recent", "travel", "tf32", "convolved", "splits", "lanes", "copies", "pieces", "chunks", "rows", "at_hand",
     "nodes", "on_mesh", "listing", "last_steps", "norms", "norm_kernels", "group_norms", "chained", "checkpoints",
@@ -31,22 +32,22 @@ NETWORK_PARTS: tuple[str, ...] = (
     "network",
 )  # fmt: skip
 
-OWN_PARTS = ("convolved", "nodes", "on_mesh")  # of these, only networks whose target has programs of its own
+OWN_PARTS = ("convolved", "nodes", "on_mesh")  # parts that only networks have whose target has its own programs
 
-HEAD = ('"""', "import ", "from ", "if ")  # what a part begins with, which no module gets
+HEAD = ('"""', "import ", "from ", "if ")  # the beginning of a part, which no module gets
 
 
 @dataclass(frozen=True, slots=True)
 class Import:
     """One imported name."""
 
-    name: str  # that it binds
+    name: str  # the name that it binds
     module: str
-    origin: str = ""  # the name in the module; none where the module itself is imported
+    origin: str = ""  # the name in the module; "" where the module itself is imported
 
     @property
     def group(self) -> int:
-        """Standard library, others, convgen."""
+        """The number of its group among imports: 0 the standard library, 1 other packages, 2 convgen."""
         return 2 if self.module.startswith("convgen") else 1 if self.module.startswith(("torch", "triton")) else 0
 
 
@@ -55,23 +56,23 @@ class Statement:
     """A top-level statement of the runtime, with the comments above it."""
 
     part: str
-    names: tuple[str, ...]  # that it binds; none: it has an effect, and is always wanted
+    names: tuple[str, ...]  # the names that it binds; none: it has an effect, and is always wanted
     uses: frozenset[str]
     text: str
-    blank: bool  # it stands apart from the one before
+    blank: bool  # whether it stands apart from the statement before
 
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """All parts, one behind the other."""
+    """The statements of all parts, one behind the other."""
 
     statements: tuple[Statement, ...]
-    imports: dict[str, Import]  # of other packages, by the name that each binds
-    titles: dict[str, str]  # of the parts
-    defined: dict[str, list[Statement]]  # those that bind a name
+    imports: dict[str, Import]  # imports of other packages, by the name that each binds
+    titles: dict[str, str]  # the parts' titles
+    defined: dict[str, list[Statement]]  # by name, the statements that bind it
 
     def needed(self, names: Iterable[str]) -> tuple[Statement, ...]:
-        """Statements that code with these names wants, in their order."""
+        """The statements that code with these names needs, in their order."""
         wanted, todo = set[str](), [*names, *(u for s in self.statements if not s.names for u in s.uses)]
         while todo:
             name = todo.pop()
@@ -101,10 +102,10 @@ def template(part: str) -> str:
 
 
 def assembled(statements: Iterable[Statement], imports: Iterable[Import], titles: dict[str, str]) -> Runtime:
-    """Parts that are put together in one file.
+    """The runtime of parts that are put together in one file.
 
     Raises:
-        InternalError: one name that is two things.
+        InternalError: one name stands for two things.
     """
     table: dict[str, Import] = {}
     defined: dict[str, list[Statement]] = {}
@@ -129,7 +130,8 @@ def imported(body: Iterable[ast.stmt]) -> Iterator[Import]:
 
 
 def _statements(part: str, lines: list[str]) -> Iterator[Statement]:
-    """By lines, which is quicker than a parser: what begins a statement begins a line, but for what is decorated."""
+    """A part's statements, found by lines, which is quicker than a parser: a line without indentation begins a
+    statement, or its decorator does."""
     begin = [i for i, line in enumerate(lines) if line[:1] not in ("", " ", "#", ")", "]", "}")]
     begin = [i for before, i in pairwise([0, *begin]) if not lines[before].startswith("@")]
     above: list[str] = []

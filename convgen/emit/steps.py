@@ -1,4 +1,5 @@
-"""The lines of a generated module's phases: one call a step of the schedule, its text above as a comment."""
+"""The lines of a generated module's phases: a call for each step of the schedule, with the step's text above as a
+comment."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ Key = tuple[str, tuple[tuple[str, ...], ...], tuple[bool, ...]]
 
 @dataclass(frozen=True, slots=True)
 class NamedLayout:
-    """A layout constant of the module, of one of the runtime's kinds."""
+    """A layout constant of the module, of one of the runtime's classes of layouts."""
 
     name: str
     kind: Literal["Layout", "Window", "PaddedWindow"]
@@ -31,7 +32,7 @@ class NamedLayout:
 class LayoutNames:
     """Each distinct layout of a schedule once, named after the first value that has it.
 
-    `virtual`: local convolutions pad by themselves, so that windows have no rows of zeros.
+    `virtual`: whether local convolutions pad by themselves, so that windows have no rows of zeros.
     """
 
     def __init__(self, schedule: Schedule, *, virtual: bool) -> None:
@@ -62,7 +63,7 @@ class Lines:
     """Writes the body of `run_forward` and `run_backward`.
 
     Args:
-        ways: phases whose local convolution is a function of the module's own, instead of ATen's.
+        ways: the phases whose local convolution is a function in the module, instead of ATen's.
     """
 
     def __init__(self, schedule: Schedule, conv: Conv, names: LayoutNames, ways: Collection[str] = ()) -> None:
@@ -84,7 +85,7 @@ class Lines:
         return lines
 
     def _body(self, stretch: Stretch) -> list[str]:
-        """Calls of these steps; each value is let go after its last reader."""
+        """The calls of these steps; each value is deleted after its last reader."""
         lines: list[str] = []
         for step, gone in zip(stretch.steps, stretch.dropped, strict=True):
             lines.append(f"# {describe(step, self.types, transposed=self.conv.transposed)} : {step.type}")
@@ -126,11 +127,11 @@ class Lines:
                 return self._convolve(step)
 
     def rim(self, step: Convert) -> str:
-        """Layouts and axes of an exchange whose result stays a rim."""
+        """The text of layouts and axes of an exchange whose result stays a rim."""
         return f"{self.names.of(self.types[step.source])}, {self.names.of(step.type)}, {literal(step.over)}"
 
     def fake(self, value: str) -> str:
-        """A tensor like one that forward returns."""
+        """The text of a tensor like one that forward returns."""
         layout = self.names.of(self.types[value])
         match self.forms.get(value):
             case "parts":
@@ -151,7 +152,7 @@ class Lines:
         return f"{step.operation}(LAYER, {inputs}, {padding}, here.shape({self.names.of(step.type)}){way})"
 
     def _padding(self, i: int, types: dict[str, Layout]) -> str:
-        """Zero padding of one spatial dimension, both sides alike, as the local convolution is told it."""
+        """The text of one spatial dimension's zero padding, equal on both sides, as the local convolution gets it."""
         fine, coarse = types[self.conv.fine], types[self.conv.coarse]
         if coarse.windows[2 + i] is not None:
             return f"here.below({i}, {self.names.of(fine)}, {self.names.of(coarse)})"

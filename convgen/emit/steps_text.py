@@ -1,8 +1,9 @@
-"""Steps as a package's text has them: by block of the source, with names that blocks which are alike share.
+"""Steps as a package's text lists them: by block of the source, with short names, so that equal blocks have equal
+texts.
 
     ~0.x = fetch ~0.x ($1)         # exchange over=H : [N, *, H+(1,1), *]
 
-`~` stands for the block; `$1`, `$2`, ... for slots of others (templates/runtime/listing.py reads it).
+`~` stands for the block; `$1`, `$2`, ... for other blocks' slots (templates/runtime/listing.py reads the text).
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from convgen.program.network import Program
 from convgen.program.norms import norms
 from convgen.program.steps import NOTHING, Lowered, Step
 
-BASE = re.compile(r"\[[^\]]*\]|[^.:/']+")  # of a slot the value, or the parameter
+BASE = re.compile(r"\[[^\]]*\]|[^.:/']+")  # the value or the parameter in a slot's name
 OF_STATE = ("update", "gradient")
-COMMENTS = 60  # the column at which they stand, where lines are shorter
+COMMENTS = 60  # the column of comments, where lines are shorter
 
 
 @dataclass
 class StepBlock:
-    """Steps of a block of the source; `rows`: numbers of rows that stand there."""
+    """The steps of a block of the source; `rows`: the numbers of its rows."""
 
     path: str
     rows: list[int] = field(default_factory=list[int])
@@ -34,8 +35,8 @@ class StepBlock:
 
 
 def by_block(program: Program, lowered: Lowered) -> list[StepBlock]:
-    """Blocks in the order of forward, which their steps keep; in backward they stand in the opposite one. What stands
-    behind all rows is a block of its own."""
+    """The blocks, in forward's order; backward takes them in the opposite order, and steps keep their order in each.
+    Steps behind all rows are a block of their own."""
     place = _places(program)
     found = [StepBlock(block.path) for block in place.blocks]
     for i, n in enumerate(place.of):
@@ -45,7 +46,7 @@ def by_block(program: Program, lowered: Lowered) -> list[StepBlock]:
         place.of.append(len(found) - 1)
     least = len(found) - 1
     forward: list[int] = []
-    for step in reversed(lowered.forward):  # what is started ahead stands in the block where it is started
+    for step in reversed(lowered.forward):  # a collective that is started ahead stands in the block where it starts
         least = min(least, place.of[step.row])
         forward.append(least)
     for step, n in zip(lowered.forward, reversed(forward), strict=True):
@@ -60,18 +61,18 @@ def by_block(program: Program, lowered: Lowered) -> list[StepBlock]:
 @dataclass(frozen=True)
 class _Places:
     blocks: list[Block]
-    of: list[int]  # by row, the number of its block
+    of: list[int]  # for each row, the number of its block
 
 
 def _places(program: Program) -> _Places:
     modules = [row.bound.module for row in program.rows]
-    _, others = norms(program)  # of a batch norm the first row counts
+    _, others = norms(program)  # a batch norm is in the block of its first row
     counted = [i for i in range(len(modules)) if i not in others]
     functions = _merged(blocks([modules[i] for i in counted]))
     known = {i: n for n, block in enumerate(functions) for i in counted[block.start : block.stop]}
     of: list[int] = []
     for i, module in enumerate(modules):
-        if i not in known:  # of a batch norm, whose line stands for it
+        if i not in known:  # a batch norm's line stands for its rows
             behind = next((j for j in range(i + 1, len(modules)) if j in known and modules[j] == module), None)
             known[i] = known[behind] if behind is not None and (not of or known[behind] >= of[-1]) else of[-1]
         of.append(max(known[i], of[-1] if of else 0))
@@ -79,7 +80,7 @@ def _places(program: Program) -> _Places:
 
 
 def _merged(found: Sequence[Block]) -> list[Block]:
-    """With the rows of the network's own function that stand side by side as one block, of at most LONGEST rows."""
+    """The blocks, with neighbouring rows of the network's own forward merged into blocks of at most LONGEST rows."""
     merged: list[Block] = []
     for block in found:
         last = merged[-1] if merged else None
@@ -94,7 +95,7 @@ class Names:
     """Names in a block's text.
 
     Attributes:
-        outer: what `$1`, `$2`, ... stand for; `labels`: of rows, as they are.
+        outer: the slots for which `$1`, `$2`, ... stand; `labels`: rows' whole labels.
     """
 
     def __init__(self, path: str) -> None:
@@ -103,7 +104,7 @@ class Names:
         self.labels: list[str] = []
 
     def slot(self, name: str) -> str:
-        """Of a value, a gradient, a step, or a parameter."""
+        """The short name of a value's, a gradient's, a step's or a parameter's slot."""
         if not self.path or name == NOTHING:
             self.labels.append(name)
             return name
@@ -118,7 +119,7 @@ class Names:
         return f"${self.outer.index(base) + 1}{name[len(base) :]}"
 
     def module(self, name: str) -> str:
-        """Of a module, a parameter or a buffer."""
+        """The short name of a module, a parameter or a buffer."""
         if self.path and f"{name}.".startswith(f"{self.path}."):
             return f"~{name[len(self.path) + 1 :]}"
         return name or NOTHING
@@ -135,7 +136,7 @@ class Names:
 
 
 def wrapped(pairs: Sequence[str]) -> list[str]:
-    """Items of a dict, in lines that are not too long."""
+    """A dict's items, in lines that are not too long."""
     lines = ["    {"]
     for pair in pairs:
         if len(lines) > 1 and len(lines[-1]) + len(pair) < WIDTH - 3:
@@ -146,7 +147,7 @@ def wrapped(pairs: Sequence[str]) -> list[str]:
 
 
 def section(rows: Mapping[str, str], forward: Sequence[str], backward: Sequence[str], norms: Sequence[str]) -> str:
-    """A block's text, as a call of `Section`."""
+    """The lines of a block's text, as a call of `Section`."""
     pairs = [f"{literal(label)}: {constant}" for label, constant in rows.items()]
     lines = ["Section(", *wrapped(pairs)]
     for steps in (forward, backward):

@@ -10,18 +10,18 @@ from convgen.data.chunks import Straddling, Where
 from convgen.explain.words import bytes_text, plural
 from convgen.spec.text import aligned
 
-MOST = 8  # of chunks' numbers that a line names
+MOST = 8  # how many chunks' numbers a line names
 
 
 def chunks_json(title: str, found: Straddling) -> dict[str, Any]:
-    """By rank, as `Share` has it; a region as pairs."""
+    """A record for each rank, with the fields of `Share`; a region is pairs."""
     whole = asdict(found) | {"title": title, "straddling": found.count}
     shares = [asdict(one) | {"region": [[s.start, s.stop] for s in one.region]} for one in found.shares]
     return whole | {"shares": shares}
 
 
 def chunks_text(title: str, found: Straddling) -> str:
-    """A line for each region, the ranks that read it, and what straddles."""
+    """The text: a line for each region with the ranks that read it, and which chunks straddle."""
     ranks: dict[str, list[int]] = {}
     for rank, share in enumerate(found.shares):
         ranks.setdefault(_region(share.region), []).append(rank)

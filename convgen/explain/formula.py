@@ -17,7 +17,7 @@ NO_FORM = "counted by index sets"
 def formula_text(formula: Formula, grid: Grid) -> str:
     """Elements that a conversion sends, or flops of a local operation; nothing for a slice.
 
-    A formula is of ranks that share alike: what depends on an axis of other shares has none.
+    A formula holds for ranks with equal shares: a quantity that depends on an axis with unequal ones has none.
     """
     found = formula.elements if formula.flops == 0 else formula.flops
     uneven = {axis_size(axis) for axis, size in grid.axes if isinstance(size, Uneven)}
@@ -27,7 +27,7 @@ def formula_text(formula: Formula, grid: Grid) -> str:
 
 
 class Printer:
-    """Prints expressions in an order of its own: sympy's would depend on the axes' names."""
+    """Prints expressions in a fixed order: sympy's order would depend on the axes' names."""
 
     def __init__(self, axes: tuple[str, ...]) -> None:
         names = (*(f"|{a}|" for a in axes), *_EXTENTS)
@@ -66,7 +66,7 @@ class Printer:
         return f"{text}/{under[0]}" if len(under) == 1 else f"{text}/({'*'.join(under)})"
 
     def _powers(self, factors: list[tuple[Expr, Expr]]) -> list[str]:
-        """Sums over axes, symbols, other sums."""
+        """A product's powers in groups: sums over axes, symbols, other sums."""
         texts: list[tuple[int, int, str]] = []
         for base, power in factors:
             raised = "" if power == 1 else f"**{power}"
@@ -80,7 +80,7 @@ class Printer:
         return all(str(s) in self.axes for s in expression.free_symbols)
 
     def _sum(self, terms: tuple[Expr, ...]) -> str:
-        """Products of extents first, numbers last."""
+        """The text of a sum, products of extents first, numbers last."""
         text = ""
         for term in sorted(terms, key=self._place):
             negative = term.could_extract_minus_sign()
@@ -98,7 +98,7 @@ class Printer:
 
 
 def _common_factor(expression: Expr) -> tuple[Expr, tuple[Expr, ...]]:
-    """What all terms of a sum share, and the terms without it; `H/|H|` is taken out whole or not at all."""
+    """The factor that all terms of a sum share, and the terms without it; `H/|H|` is taken out whole or not at all."""
     sp = sympy()
     terms = sp.Add.make_args(sp.expand(expression))
     number = sp.gcd_list([term.as_coeff_Mul()[0] for term in terms])

@@ -27,11 +27,11 @@ BOUND = "  loop: instructions  matrix units at most  by        programs  waves  
 
 
 def _bound(r: dict[str, Any]) -> str:
-    """A record's loop, and what its launch can't be faster than by counts of it."""
+    """The text of a record's loop, and of the bound on its launch's time that follows from it."""
     loop, b = r.get("loop"), r.get("bound")
     if b is None:
         return ""
-    if loop is None:  # of a sum
+    if loop is None:  # a sum has no loop of products
         limit = "memory" if b["memory_us"] > b["floor_us"] else "launch"
         return f"  {'':>18}  {'':>20}  {limit:<8}  {b['programs']:>8}  {b['waves']:>5}  {b['us']:>11.1f}"
     share = f"{b['share']:>20.0%}  {b['limit']:<8}"
@@ -56,7 +56,7 @@ def kernels_json(compiled: Compiled) -> list[dict[str, Any]]:
 
 
 def _sums(compiled: Compiled, target: Target) -> Iterator[dict[str, Any]]:
-    """A record for each step whose addends a rank adds itself, ranks that are alike together."""
+    """A record for each step whose addends a rank adds itself; equal ranks share one."""
     layer, grid = compiled.layer, compiled.layer.grid
     kernel = load_text(add_module(layer.dtype)).kernel
     device = data_sheet(target, layer.dtype)
@@ -124,7 +124,7 @@ def network_kernels_text(compiled: CompiledNetwork) -> str:
 
 
 def _table(head: str, rows: Sequence[dict[str, Any]]) -> list[str]:
-    """What kernels compile to, in comments."""
+    """A table of what kernels compile to, as comments."""
     width = max(len(r["name"]) for r in rows)
     lines = [f"# {head}"]
     lines.append(f"# {'kernel':<{width}}  registers  spilled  shared  matrix instructions  widest load{BOUND}")

@@ -22,7 +22,7 @@ def is_communication(step: Step) -> bool:
 
 
 def bar_lines(schedule: Schedule, step: Step, numbers: StepCost | None) -> list[str]:
-    """What a bar says: values, what changes over which axes, and how much."""
+    """A bar's lines of text: values, what changes over which axes, and how much."""
     lines = [f"{', '.join(reads(step))} → {step.result}"]
     if isinstance(step, Convert):
         before = schedule.types()[step.source]
@@ -44,7 +44,7 @@ def draw_lanes(
     y: float,
     width: float,
 ) -> None:
-    """Bars are as wide as their labels need, and wider the longer they take."""
+    """Draw a phase's bars, as wide as their labels need, and wider the longer they take."""
     steps = schedule.section(phase)
     head = 1.05
     for i, name in enumerate(LANES):
@@ -86,7 +86,7 @@ def _label(
     x, top, width = place
     lines = bar_lines(schedule, step, numbers)
     title = f"{index} {kind_of(step)}"
-    bold_width = width / 1.12  # bold letters are wider
+    bold_width = width / 1.12  # bold letters are about 1.12 times as wide
     size = 8.5 if text_width(title, 8.5) <= bold_width else 7.0
     canvas.text(x, top + 0.1, shortened(title, size, bold_width), size, bold=True)
     for i, text in enumerate(lines):

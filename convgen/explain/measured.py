@@ -1,4 +1,4 @@
-"""A recorded step beside the simulated one, by the names that both have.
+"""A recorded step beside the simulated one, matched by the names that both have.
 
 Packages mark what they do for torch.profiler: `convgen move STEP` where a collective is waited for at once, `convgen
 wait STEP` where one that was started is, `convgen local ROW`.
@@ -24,12 +24,12 @@ from convgen.files import said
 from convgen.spec.text import aligned, number_of, open_bytes, shown
 
 MARK = "convgen "
-MOST_US = 1e15  # of an event, that is thirty years
+MOST_US = 1e15  # the longest event that is believed: thirty years
 Measured = Mapping[tuple[str, str], float]  # (move, wait or local, name): seconds, the median of its occurrences
 
 
 def read_measured(path: Path) -> Measured:
-    """What a profiler's trace has of a package.
+    """The seconds that a profiler's trace has for a package's steps.
 
     Raises:
         InputError: it is no trace, or has nothing of a package.
@@ -60,7 +60,7 @@ def read_measured(path: Path) -> Measured:
 
 
 def measured_text(timeline: Timeline, measured: Measured) -> str:
-    """How long collectives held up, simulated and measured: in all, and those that differ most."""
+    """The text of how long collectives held ranks up, simulated and measured: in all, and those that differ most."""
     lanes = {span.name: span.lane for span in timeline.spans if span.rank < 0}
     pairs: list[tuple[str, float, float]] = []
     for one in timeline.travelled:

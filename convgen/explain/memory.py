@@ -1,4 +1,4 @@
-"""What a network takes in memory, in a line."""
+"""A network's memory, in a line."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ MIB = 1 << 20
 
 
 def memory_json(found: NetworkMemory) -> dict[str, Any]:
-    """Bytes of the fullest rank in a step of training, by what they are for, and the most at a time."""
+    """Bytes of the fullest rank in a step of training, by their use, and the most at a time."""
     return asdict(found) | {"peak": found.peak}
 
 
 def memory_line(m: Mapping[str, int], states: int = 1) -> str:
-    """The same in a line.
+    """The same in a line of text.
 
     Args:
-        states: values a parameter that the optimizer keeps; SGD with momentum has one.
+        states: how many values the optimizer keeps for each parameter; SGD with momentum keeps one.
     """
     parts = f"saved for backward {_mib(m['saved'])}, on its way {_mib(m['passing'])}"
     kept = "momentum" if states == 1 else "optimizer"

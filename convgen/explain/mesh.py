@@ -13,7 +13,8 @@ EVENTS = ("putr", "putc", "getr", "getc", "vmad", "vadd", "convert", "shuffle")
 
 
 def mesh_kernels_json(compiled: Compiled) -> list[dict[str, Any]]:
-    """A record for each program that some rank's CPEs run, in one call; GPUs' keys where a mesh has such a thing."""
+    """A record for each program that some rank's CPEs run, in one call. It has the keys of GPUs' records where a mesh
+    has the same thing."""
     return [_record(compiled, *found) for found in _found(compiled)]
 
 

@@ -1,4 +1,5 @@
-"""What one rank reads and makes in a phase, beside what it stores: the pictures' contents, as index sets."""
+"""The elements that one rank reads and makes in a phase, beside those that it stores, as index sets for the
+pictures."""
 
 from __future__ import annotations
 
@@ -25,11 +26,11 @@ class Part:
 
     Attributes:
         name: x, w, y, dx, dw or dy; `stored` is its layout.
-        own: what the rank stores.
-        used: what its convolution reads, or makes.
+        own: the elements that the rank stores.
+        used: the elements that its convolution reads, or makes.
         frame: `used` with the zero padding around the tensor.
         partial: axes whose ranks hold the other addends of a result.
-        others: ranks that store what is used and not owned: they send it, or get it.
+        others: the ranks that store elements which this rank uses and doesn't own: they send these, or get them.
     """
 
     name: str
@@ -43,7 +44,7 @@ class Part:
 
     @property
     def foreign_elements(self) -> int:
-        """Index sets only: kernel taps are not counted."""
+        """How many elements the rank uses and doesn't own; kernel taps don't count."""
         both = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(self.own, self.used, strict=True)]
         return _volume(self.used) - _volume(both)
 
@@ -101,7 +102,7 @@ def _windowed(phase: Phase, conv: Compute) -> str:
 
 
 def _same_copy(space: Space, layout: Layout, rank: int) -> np.ndarray:
-    """Ranks that would send this rank what it lacks: those with its coordinates on axes of copies."""
+    """The ranks that would send this rank what it lacks: those with its coordinates along axes of copies."""
     same = np.ones(space.grid.ranks, dtype=bool)
     for a in space.grid.names:
         if a not in layout.used:
@@ -118,7 +119,8 @@ def _others(space: Space, part: Part, rank: int) -> tuple[int, ...]:
 
 
 def interior_rank(schedule: Schedule, space: Space) -> int:
-    """The rank whose inputs come from the most others, then with the most elements; the lowest of equals."""
+    """The rank whose inputs come from the most other ranks; of these the one with the most elements, and the lowest of
+    equals."""
 
     def received(rank: int) -> tuple[int, int]:
         parts = [p for phase in PHASES for p in parts_of(schedule, space, phase, rank) if not p.is_result]
@@ -137,7 +139,7 @@ def owner(space: Space, part: Part, rank: int, point: Sequence[int]) -> int | No
 
 
 def reference(part: Part) -> tuple[int, ...]:
-    """An element that stands for the dimensions that a panel does not show: one that is both owned and used."""
+    """The element at which a panel holds the dimensions that it doesn't show: one that is both owned and used."""
     point: list[int] = []
     for (a, b), (c, d) in zip(part.own, part.used, strict=True):
         lo, hi = max(a, c), min(b, d)

@@ -1,4 +1,4 @@
-"""Picture: what one rank reads and makes in a phase, over who stores it. Widths are not to scale."""
+"""Picture: what one rank reads and makes in a phase, drawn over which rank stores it. Widths are not to scale."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def _axis(space: Space, part: Part, dim: int, start: float, length: float, least
 
 
 def _ticks(canvas: Canvas, rows: Sequence[Placed], columns: Sequence[Placed], down: int) -> None:
-    """Numbers at the cuts, where they have room; those at both ends come first."""
+    """Draw numbers at the cuts, where they have room; those at both ends come first."""
     bottom, left = rows[-1].end, columns[0].start
     marks = [(p.start, p.block.lo) for p in columns] + [(columns[-1].end, columns[-1].block.hi)]
     for at, value in _roomy(marks, _tick_width):

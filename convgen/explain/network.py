@@ -1,4 +1,4 @@
-"""A network as a table: what each node makes, and how large it is."""
+"""A network as a table: each node's result, and its size."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def network_text(network: Network) -> str:
 
 
 def said_kind(node: Node) -> str:
-    """The kind, with the kernel of a convolution or pooling: `conv 3x3/2`."""
+    """The node's kind, with the kernel of a convolution or pooling: `conv 3x3/2`."""
     if node.conv is None or node.kind == "linear":
         return node.kind
     kernel = "x".join(str(s.kernel) for s in node.conv.spatial)
@@ -44,7 +44,7 @@ def said_kind(node: Node) -> str:
 
 
 def network_json(network: Network) -> dict[str, Any]:
-    """The same as plain data; bytes in the network's dtype, flops of the forward pass for the whole batch."""
+    """The table as plain data; bytes are in the network's dtype, flops those of the forward pass of the whole batch."""
     nodes = [
         {
             "name": node.name,

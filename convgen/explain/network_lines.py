@@ -1,7 +1,7 @@
-"""A network as lines for people: a line a module of the source, in boxes of the modules around them.
+"""A network as lines for people: a line for each module of the source, in boxes for the modules around it.
 
-Rows of one module that follow each other (a batch norm's moments, coefficients and what is centred) are one line; a
-line that computes where its operand lies and moves nothing is named beside the one before it.
+Rows of one module that follow each other (a batch norm's moments, coefficients and centred values) are one line. A line
+that moves nothing and keeps its operand's layout is named beside the line before it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class Line:
     """Rows of one module of the source.
 
     Attributes:
-        name: within its box, and what follows it in place.
-        result: what it makes, as it is stored; None where that is no activation.
-        weight: its largest parameter.
-        reads: activations from elsewhere.
-        whole: an operator that every rank computes alike.
+        name: the name within its box, with the names of lines that stand beside it.
+        result: its result, as it is stored; None if that is no activation.
+        weight: the largest parameter of its rows.
+        reads: the activations that it reads of other lines.
+        whole: the operator that every rank runs whole, if it is one.
     """
 
     module: str
@@ -47,12 +47,12 @@ class Line:
 
 
 def network_lines(compiled: CompiledNetwork) -> list[Line]:
-    """From input to output."""
+    """The lines of a network, from input to output."""
     return _boxed(_folded(_merged(_each(compiled))))
 
 
 def _each(compiled: CompiledNetwork) -> Iterator[Line]:
-    """A line a row, without rows that make no activation."""
+    """A line for each row that makes an activation."""
     program, described = compiled.program, compiled.described
     forward, backward = steps(program, program.forward()), steps(program, program.backward())
     common = _common([row.bound.module for row in program.rows])
@@ -76,7 +76,7 @@ def _name(row: PlacedRow) -> str:
 
 
 def _common(modules: Sequence[str]) -> str:
-    """The module around all of them."""
+    """The innermost module around all of these."""
     parts = [m.split(".") for m in modules if m]
     if not parts:
         return ""
@@ -89,7 +89,7 @@ def _common(modules: Sequence[str]) -> str:
 
 
 def _merged(lines: Iterator[Line]) -> list[Line]:
-    """Rows of one module that read each other are one line, called after what is left of the module's path."""
+    """The lines, with rows of one module that read each other as one line, named by the rest of the module's path."""
     found: list[Line] = []
     for line in lines:
         last = found[-1] if found else None
@@ -108,7 +108,8 @@ def _merged(lines: Iterator[Line]) -> list[Line]:
 
 
 def _folded(lines: list[Line]) -> list[Line]:
-    """A silent line whose result lies as its operand does stands beside the line that makes the operand."""
+    """The lines, with a line that moves nothing and keeps its operand's layout beside the line that makes the
+    operand."""
     found: list[Line] = []
     for line in lines:
         last = found[-1] if found else None
@@ -121,7 +122,7 @@ def _folded(lines: list[Line]) -> list[Line]:
 
 
 def _follows(line: Line, last: Line) -> bool:
-    """It makes in place, of the last one's result alone, something like it."""
+    """Whether a line reads the last line's result alone, moves nothing, and makes a value in the same layout."""
     if line.whole or line.weight is not None or not line.is_silent:
         return False
     alike = (line.result.stored, line.result.shape) == (last.result.stored, last.result.shape)
@@ -129,7 +130,7 @@ def _follows(line: Line, last: Line) -> bool:
 
 
 def _boxed(lines: list[Line]) -> list[Line]:
-    """Lines know the box they stand in: the module around theirs, or one around that which the line before is in."""
+    """The lines with their boxes: the module around a line's own, or an outer one that the line before is in."""
     box = ""
     for line in lines:
         around = line.module.rpartition(".")[0]

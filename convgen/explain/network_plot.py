@@ -17,7 +17,7 @@ from convgen.program.network import Value
 
 MARGIN, HEAD, GAP = 0.4, 1.45, 0.35
 ROW, TITLE, SPACE = 0.185, 0.2, 0.07
-TALL = 10.5  # of a column of lines, in inches
+TALL = 10.5  # the most inches of a column of lines
 LANES, NAME, CELL, WEIGHT, BAR, WORDS = 0.34, 1.75, 0.43, 0.4, 0.95, 1.5
 SHARES, SHARE_NAME, SHARE_BAR = 12, 2.6, 3.4  # modules that are drawn by their shares; inches of a name, of all bytes
 MOST_LINES = 1000
@@ -26,7 +26,7 @@ MOVES, SUMS = "#c3cde0", "#e6cf9c"  # activations and their gradients; sums of p
 
 @dataclass(frozen=True)
 class Placed:
-    """A line and where it stands: the number of its column, and inches from the column's top."""
+    """A line and its place: the number of its column, and inches from the column's top."""
 
     line: Line
     column: int
@@ -146,7 +146,7 @@ class Share:
 
 
 def _shares(lines: Sequence[Line], values: Mapping[str, Value]) -> list[Share]:
-    """Modules that send something, those that send most first; many small ones as one."""
+    """The modules that send something, those that send most first; many small ones are put together as one."""
     found: dict[str, Share] = {}
     for line in lines:
         steps = (*line.forward, *line.backward)
@@ -163,7 +163,7 @@ def _shares(lines: Sequence[Line], values: Mapping[str, Value]) -> list[Share]:
 
 
 def _draw_shares(canvas: Canvas, shares: Sequence[Share], top: float) -> None:
-    """On a linear scale: the longest bar is the largest module's part of the step's bytes."""
+    """Draw shares on a linear scale; the longest bar is the largest module's part of the step's bytes."""
     whole, most = sum(one.total for one in shares), max(one.total for one in shares)
     x = MARGIN + LANES
     canvas.text(x, top + 0.1, "of all that is sent in a step, by module, the largest first; lengths are shares", 8,
@@ -264,7 +264,8 @@ def _is_parameter(step: Step, values: Mapping[str, Value]) -> bool:
 
 
 def _draw_reads(canvas: Canvas, placed: Sequence[Placed], lefts: Sequence[float]) -> None:
-    """Brackets from a line to those below that read it, but for the next one; across columns a stub at each end."""
+    """Draw brackets from a line to the lines below that read it, but not to the next one; across columns, a stub at
+    each end."""
     made = {m: i for i, p in enumerate(placed) for m in p.line.makes}
     drawn: list[tuple[int, int, int]] = []  # first line, last line, lane
     for j, p in enumerate(placed):

@@ -38,7 +38,7 @@ class Leaf:
 
 
 def holders(space: Space, layout: Layout) -> dict[Key, tuple[int, ...]]:
-    """Ranks by the block they hold; ranks that hold nothing are left out."""
+    """The ranks that hold each block; ranks that hold nothing are left out."""
     found: dict[Key, list[int]] = defaultdict(list)
     for rank, box in enumerate(space.held(layout).tolist()):
         if all(lo < hi for lo, hi in box):
@@ -47,7 +47,7 @@ def holders(space: Space, layout: Layout) -> dict[Key, tuple[int, ...]]:
 
 
 class _Sides:
-    """Which rulers stand around a tensor, and on which sides.
+    """The rulers around a tensor: which there are, and on which sides.
 
     Outer dimensions left and below, spatial ones right and on top. Where the spatial ones are split, an outer
     dimension that is not has no ruler; where neither is, the spatial ones take the left and the bottom.
@@ -122,7 +122,7 @@ def draw_ownership(
 
 
 def _note(space: Space, layout: Layout, sides: _Sides) -> str:
-    """What the picture can't show."""
+    """A note on what the picture can't show."""
     owners = holders(space, layout)
     copies = max(len(r) for r in owners.values())
     said = [f"{copies} copies of each block" if copies > 1 else "no copies"]
@@ -173,7 +173,7 @@ def _inside(canvas: Canvas, sides: _Sides, row: Placed, column: Placed, corner: 
 
 
 def _draw_leaves(canvas: Canvas, leaves: list[Leaf], ranks: int) -> None:
-    """Stripes in the colours of all holders; with very many, of a sample."""
+    """Draw blocks with stripes in the colours of all holders; with very many, of a sample."""
     for leaf in leaves:
         count = len(leaf.ranks)
         most = min(count, MOST_STRIPES)

@@ -1,4 +1,4 @@
-"""A network's plan, as text and as plain data: a line a layer, sums, and what else there was."""
+"""A network's plan, as text and as plain data: a line for each layer, sums, and the other candidates."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from convgen.spec.text import aligned, gib, number_of
 MIB = 1 << 20
 HEAD = ("layer", "x", "w", "y", "roles", "ranks", "compute", "comm.", "MB sent", "MiB", "runner-up")
 NUMBERS = range(5, 10)
-NAMED = 4  # layers with other groups
+NAMED = 4  # how many layers with other groups are named
 
 
 @dataclass(frozen=True)
 class WhatIf:
-    """A plan is of another network: some convolutions have groups (spec/graph_grouped.py).
+    """Says that a plan is of a changed network, in which some convolutions have groups (spec/graph_grouped.py).
 
     Attributes:
-        modules: of those.
-        seconds: of a step of the plan of the network as it is.
+        modules: the modules of these convolutions.
+        seconds: those of a step of the unchanged network's plan.
     """
 
     groups: int
@@ -48,10 +48,10 @@ class WhatIf:
 
 @dataclass(frozen=True, eq=False)
 class Planned:
-    """A plan, and what it is for.
+    """A plan, with the network and the machine that it is for.
 
     Attributes:
-        nodes: names and kinds of layers by the module of the source, where the network's file says them.
+        nodes: by module of the source, the name and kind of a layer, if the network's file says them.
     """
 
     compiled: CompiledNetwork
@@ -70,7 +70,7 @@ class Planned:
 
     @property
     def ranks(self) -> int:
-        """That there are, whether they work or not."""
+        """The number of ranks, whether they work or not."""
         return self.found.ranks or self.program.grid.ranks
 
     @cached_property
@@ -85,18 +85,19 @@ class Planned:
 
     @cached_property
     def timeline(self) -> Timeline:
-        """Of a step with what travels meanwhile."""
+        """The timeline of a step, with what travels while ranks compute."""
         return simulate(self.compiled.program, self.setting.machine, self.dtype, alike=True)
 
     @cached_property
     def estimate(self) -> Estimate | None:
-        """The same step, and how far it may be off; None where the machine doesn't know, or hides sums of gradients."""
+        """The seconds of that step, and how far they may be off; None if the machine doesn't know, or if its steps hide
+        sums of gradients."""
         machine = self.setting.machine
         return None if machine.hides_gradients else estimate(self.compiled.program, machine, self.dtype)
 
     @cached_property
     def alike(self) -> list[str]:
-        """Other candidates that the model can't tell from this one."""
+        """The names of other candidates that the model can't tell from this one."""
         own, machine = self.estimate, self.setting.machine
         if own is None:
             return []
@@ -111,7 +112,7 @@ class Planned:
 
     @cached_property
     def bound(self) -> Bound | None:
-        """How far it is from the best, at most; None where nothing says (plan/program/bound.py)."""
+        """How far the plan is from the best at most; None where no bound is known (plan/program/bound.py)."""
         return bound(self.found, self.setting.machine, self.dtype)
 
     @cached_property
@@ -122,7 +123,7 @@ class Planned:
         return program_cost(program, self.setting.machine, self.dtype).seconds
 
     def sample_json(self) -> dict[str, Any]:
-        """What samples alone take, also with what travels meanwhile."""
+        """The seconds of samples split alone, also with what travels meanwhile, as plain data."""
         if self.sample is None:
             why = f"{_ranks(self)}, {self.compiled.graph.batch} samples"
             return {"seconds": None, "overlapped_seconds": None, "why_not": why}
@@ -133,7 +134,7 @@ class Planned:
 
 @without_collection()
 def planned_text(plan: Planned) -> str:
-    """A line for each layer with products, and for each other that redistributes activations."""
+    """The text: a line for each layer with products, and for each other layer that redistributes activations."""
     rows = [HEAD, *(_row(plan, one) for one in plan.layers if one.product is not None or one.redistributes)]
     return "\n".join([*aligned(rows, NUMBERS), "", *_summary(plan)])
 
@@ -212,7 +213,7 @@ def _beside(plan: Planned, seconds: float) -> str:
 
 
 def _meanwhile(plan: Planned) -> Iterator[str]:
-    """With what travels meanwhile."""
+    """The lines about the step with what travels while ranks compute."""
     found = plan.timeline
     hidden, moving = found.moving_s * found.hidden * 1e3, found.moving_s * 1e3
     yield f"overlap {found.end_s * 1e3:.3f} ms with what travels meanwhile: {hidden:.3f} of {moving:.3f} ms hidden"
@@ -261,7 +262,7 @@ def _measured(plan: Planned) -> str:
 
 
 def _known(plan: Planned) -> int:
-    """Steps that take what was measured of the same work."""
+    """How many steps take seconds that were measured of the same work."""
     return sum(s.measured > 0 for one in plan.layers for s in one.steps)
 
 
@@ -271,7 +272,7 @@ def _milliseconds(time_ps: int) -> str:
 
 @without_collection()
 def planned_json(plan: Planned) -> dict[str, Any]:
-    """The same as plain data."""
+    """The plan as plain data."""
     found, program, machine = plan.found, plan.program, plan.setting.machine
     layers = plan.layers
     by_rows = sum(one.kept_bytes for one in layers)

@@ -1,4 +1,4 @@
-"""A plan layer by layer: rows of a module of the source beside each other, and what they take together."""
+"""A plan layer by layer: neighbouring rows of a module of the source are a layer, with their cost together."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Layer:
     """Rows of one module.
 
     Attributes:
-        readers: of each value, numbers of the rows that read it.
-        numbers: of its rows.
-        product: the row with the products; None: there is none.
-        kept: bytes that it keeps on the fullest rank, by what they are.
-        runner_up: the best roles that the product can have with others, and the seconds that the whole plan takes more.
+        readers: for each value, the numbers of the rows that read it.
+        numbers: those of its rows.
+        product: the row with the products; None if there is none.
+        kept: the bytes that it keeps on the fullest rank, by what they are.
+        runner_up: the second-best roles of the product, and by how many seconds the whole plan is longer with them.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Layer:
 
     @cached_property
     def reads(self) -> dict[str, Stored]:
-        """Activations of other layers, and how they are stored."""
+        """The activations of other layers that it reads, and how they are stored."""
         made = {v for row in self.rows for v in row.bound.makes}
         values = self.program.values
         names = (v for row in self.rows for v in row.bound.reads if v not in made)
@@ -80,7 +80,7 @@ class Layer:
 
     @property
     def roles(self) -> str | None:
-        """Of forward, and of each gradient that has others."""
+        """The text of the roles in forward, and of each gradient with other roles."""
         if self.product is None:
             return None
         forward = roles_text(self.product.roles) or "none"
@@ -93,7 +93,7 @@ class Layer:
 
     @property
     def working(self) -> int:
-        """Ranks that do different work in forward."""
+        """How many ranks do different work in forward."""
         row = self.product or self.rows[-1]
         return prod(self.program.grid.sizes[a] for _, axes in row.roles for a in axes)
 
@@ -115,12 +115,12 @@ class Layer:
 
     @property
     def redistributes(self) -> bool:
-        """Whether more travels than a norm's statistics."""
+        """Whether anything travels for it beside a norm's statistics."""
         return self.sent_bytes > 0 and not (self.product or self.rows[-1]).bound.operation.normalises
 
 
 def layers_of(found: NetworkPlan, machine: Machine, dtype: str) -> list[Layer]:
-    """The plan's, in the network's order."""
+    """The plan's layers, in the network's order."""
     program = found.program
     steps = Steps(program, price_on(program.grid, machine, dtype))
     kept = kept_by_row(found)
@@ -159,7 +159,7 @@ def layers_of(found: NetworkPlan, machine: Machine, dtype: str) -> list[Layer]:
 
 
 def kept_by_row(found: NetworkPlan) -> dict[int | None, list[tuple[str, int]]]:
-    """(what, bytes) by number of the row, and of none; as the plan's memory was counted."""
+    """By a row's number, or None for no row, what is kept and its bytes, counted as the plan's memory was."""
     room, by_row = found.room, dict[int | None, list[tuple[str, int]]]()
     if room.keep == "every":
         every: Iterator[Kept] = every_output(found.program, room.parameter_bytes)
@@ -173,7 +173,7 @@ def kept_by_row(found: NetworkPlan) -> dict[int | None, list[tuple[str, int]]]:
 
 
 def _groups(program: Program) -> Iterator[Sequence[int]]:
-    """Rows side by side of one module; a module with several products is a layer for each."""
+    """The groups of neighbouring rows of one module; a module with several products has a group for each."""
     group: list[int] = []
     for i, row in enumerate(program.rows):
         last = program.rows[i - 1].bound.module if i else None

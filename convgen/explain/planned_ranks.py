@@ -31,7 +31,7 @@ from convgen.spec.text import aligned, gib, number_of
 
 HEAD = ("ranks", "grid", "split by", "step", "speed-up", "GiB a rank", "samples alone", "GiB a rank", "over plan")
 NUMBERS = (0, 3, 4, 5, 6, 7, 8)
-SPLITS, LEAST = 2, 0.01  # that are named, those that compute longest, and the least share of one
+SPLITS, LEAST = 2, 0.01  # how many splits are named, and the least share of one
 
 Tell = Callable[[str], None]
 
@@ -41,10 +41,10 @@ class Step:
     """A step of training on some ranks.
 
     Attributes:
-        seconds: modelled; None: it can't be, and `why_not` says why.
-        memory_bytes: of the fullest rank; of what does not fit the least that is needed; None: not known.
-        fits: whether the ranks have that.
-        deviation_s: one standard deviation of seconds; None: the machine doesn't know, or it is a layer's.
+        seconds: modelled; None if the step can't run, and `why_not` says why.
+        memory_bytes: the fullest rank's; if no plan fits, the least that is needed; None if not known.
+        fits: whether the ranks have that memory.
+        deviation_s: one standard deviation of seconds; None if the machine doesn't know it, or for a layer.
     """
 
     seconds: float | None
@@ -56,10 +56,10 @@ class Step:
 
 @dataclass(frozen=True)
 class OnRanks:
-    """Of one number of ranks.
+    """The plans for one number of ranks.
 
     Attributes:
-        split: by text such as "N=2 H=2" the share of the products' seconds that is split so, the largest first.
+        split: by a text such as "N=2 H=2", the share of the products' seconds that is split so, the largest first.
     """
 
     ranks: int
@@ -71,13 +71,13 @@ class OnRanks:
 
 @dataclass(frozen=True)
 class Help:
-    """What plans bring, by number of ranks.
+    """How much plans help, by number of ranks.
 
     Attributes:
-        what: is planned, in words; `how` a step runs.
-        one_s: a step on one rank, whether it fits there or not.
-        budget_bytes: that a rank may take; None: any.
-        counted: what of a rank's memory is counted, in words.
+        what: what is planned, in words; `how`: how a step runs.
+        one_s: seconds of a step on one rank, whether it fits there or not.
+        budget_bytes: the most that a rank may take; None: any.
+        counted: which of a rank's memory is counted, in words.
     """
 
     name: str
@@ -92,7 +92,7 @@ class Help:
 
     @property
     def fastest(self) -> OnRanks | None:
-        """The fewest ranks with the shortest step."""
+        """The plan with the shortest step; of equal ones, that with the fewest ranks."""
         fitting = [row for row in self.rows if row.plan.fits and row.plan.seconds is not None]
         return min(fitting, key=lambda row: (row.plan.seconds, row.ranks), default=None)
 
@@ -119,7 +119,7 @@ def network_help(graph: Graph, setting: Setting, counts: Sequence[int], tell: Te
     dtype, machine = setting.dtype or base.dtype, setting.machine
 
     def took(program: Program) -> tuple[float, float | None]:
-        """Seconds, and their deviation."""
+        """Seconds of a step, and their standard deviation."""
         if machine.hides_gradients:
             return program_cost(program, machine, dtype).seconds, None
         meanwhile = overlapped(program, machine, dtype)
@@ -222,7 +222,7 @@ def _seconds(compiled: Compiled) -> float:
 
 
 def _blocks_bytes(compiled: Compiled) -> int:
-    """Of x, w and y and of their gradients on the fullest rank; w's taps are on every rank."""
+    """Bytes of x, w, y and their gradients on the fullest rank; every rank has all of w's taps."""
     sizes, conv = compiled.space.grid.sizes, compiled.layer.conv
     elements = 0
     for tensor in ("x", "w", "y"):
@@ -241,10 +241,10 @@ def _too_few(batch: int, ranks: int) -> str:
 
 
 def help_text(found: Help, lines: Sequence[str]) -> str:
-    """A line a number of ranks, and what to type next.
+    """The text: a line for each number of ranks, and what to type next.
 
     Args:
-        lines: commands for the fastest.
+        lines: the commands for the fastest plan.
     """
     rows = [HEAD, *(_row(found, one) for one in found.rows)]
     return "\n".join([_title(found), *aligned(rows, NUMBERS), "", *_verdict(found), *_next(found, lines)])
@@ -317,7 +317,7 @@ def _next(found: Help, lines: Sequence[str]) -> Iterator[str]:
 
 
 def help_json(found: Help, lines: Sequence[str]) -> dict[str, Any]:
-    """The same as plain data."""
+    """The table as plain data."""
     best = found.fastest
 
     def step(one: Step) -> dict[str, Any]:
@@ -349,7 +349,7 @@ def help_json(found: Help, lines: Sequence[str]) -> dict[str, Any]:
 
 
 def plot_help(found: Help, file: Path) -> None:
-    """Seconds, their deviations, and memory over ranks.
+    """Draw seconds, their deviations, and memory against ranks.
 
     Raises:
         InputError: matplotlib is missing, or the file can't be written.

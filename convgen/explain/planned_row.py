@@ -1,4 +1,4 @@
-"""What one layer of a network's plan takes, step by step: what is moved, what is computed, forward and backward."""
+"""The cost of one layer of a network's plan, step by step: what is moved and what is computed, forward and backward."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from convgen.spec.network_plan import entries
 
 
 def check_module(graph: Graph, name: str) -> None:
-    """Raises InputError: no layer, no value and no module of the source is called so."""
+    """Check that a layer, value or module of the source has this name. Raises InputError: none has."""
     if name in (v.name for v in graph.inputs):
         raise InputError(f"{graph.name}'s {name} has no steps", hint="what reads it: see `convgen network`")
     known = (
@@ -25,7 +25,7 @@ def check_module(graph: Graph, name: str) -> None:
 
 
 def explained_layers(plan: Planned, name: str) -> str:
-    """Every step of the layers that make a value, or are of a module, and their sums.
+    """The text of every step of the layers that make a value, or belong to a module, with sums.
 
     Raises:
         InputError: there is none.

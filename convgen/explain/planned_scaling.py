@@ -19,7 +19,7 @@ from convgen.spec.graph import Graph
 
 
 def plot_scaling(graph: Graph, setting: Setting, ranks: int, file: Path, told: Callable[[str], None]) -> None:
-    """`draw_scaling` of a network; plans that it can't have are left out."""
+    """Draw a network's scaling; plans that it can't have are left out."""
     machine, room, in_order = setting.machine, setting.bounded, replace(setting, by_step=False, layouts=0)
     known: dict[tuple[int, int], CompiledNetwork] = {}
 
@@ -46,7 +46,7 @@ def plot_scaling(graph: Graph, setting: Setting, ranks: int, file: Path, told: C
 
 
 def memory_bytes(program: Program, room: Room) -> int:
-    """That a program takes on the fullest rank, counted as the room says."""
+    """Bytes that a program takes on the fullest rank, counted as the room says."""
     if room.keep == "every":
         return sum(one.bytes for one in every_output(program, room.parameter_bytes))
     return network_memory(program, room.states).peak

@@ -1,4 +1,4 @@
-"""The steps of a row of a plan: what is moved, what is computed, forward and backward, as its price adds them up."""
+"""The steps of a row of a plan, forward and backward: what is moved and what is computed, as the price adds them up."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Step:
 
     Attributes:
         phase: forward or backward.
-        kind: of a collective, or an operation's name.
-        sent_bytes: the most that a rank sends.
-        flops: the most that a rank computes.
-        measured: of how many of its convolutions, or steps, the seconds were measured.
+        kind: the kind of a collective, or an operation's name.
+        sent_bytes: the most bytes that a rank sends.
+        flops: the most flops that a rank computes.
+        measured: for how many of its convolutions, or steps, the seconds were measured.
     """
 
     phase: str
@@ -39,7 +39,7 @@ class Step:
 
 
 class Steps:
-    """Of a program on a machine."""
+    """The steps of a program's rows on a machine."""
 
     def __init__(self, program: Program, price: Price) -> None:
         self.program, self.price = program, price
@@ -50,7 +50,7 @@ class Steps:
             self.moves.setdefault(m.row, []).append(m)
 
     def of(self, number: int) -> Iterator[Step]:
-        """In the order in which a step of training comes to them."""
+        """A row's steps, in the order in which a step of training comes to them."""
         row, wanted = self.program.rows[number], asked(self.program.rows[number].bound, self.wanted)
         names, types = row.signature.inputs, self.program.row_types[number]
 
@@ -72,14 +72,14 @@ class Steps:
                 yield from moved(("store",), one, "backward")
         if back := [k for k, chain in enumerate(row.back) if chain is not None and wanted[k]]:
             yield from moved(("given",), row, "backward")
-            apart = row.bound.operation.is_product  # of others one pass may be for all
+            apart = row.bound.operation.is_product  # in other rows one pass may make all gradients
             for some in [[k] for k in back] if apart else [back]:
                 which = ", ".join(f"d{names[k].name}" for k in some)
                 yield self._local(row, types.local, "backward", f"{which} by the vjp", some)
             yield from moved(("back",), row, "backward")
 
     def _forward_ps(self, number: int) -> int:
-        """Local work of a row; of a bias with what its product's moves make of it."""
+        """Picoseconds of a row's local work in forward; a bias's depends on how its product is moved."""
 
         def price(i: int) -> Price:
             return self.price.of(self.program.row_types[i].local)

@@ -25,7 +25,7 @@ WIDTH, MARGIN = 15.0, 0.45
 MOST_RANKS = 512
 HEAD, OWN, PARTS = 1.72, 4.3, 2.72
 PHASE = PARTS + HEIGHT + 0.36
-LINES = 6  # of the list of ranks
+LINES = 6  # the most lines of the list of ranks
 
 
 def plot(compiled: Compiled, path: Path | str) -> None:
@@ -44,7 +44,7 @@ def check_plot(compiled: Compiled) -> None:
     """Refuse more ranks than can be drawn.
 
     Raises:
-        InputError: with their number, and the most.
+        InputError: the grid has more; it says how many, and the most.
     """
     ranks = compiled.layer.grid.ranks
     if ranks > MOST_RANKS:
@@ -93,7 +93,7 @@ def _draw_title(canvas: Canvas, compiled: Compiled) -> None:
 
 
 def _draw_ranks(canvas: Canvas, space: Space, x: float, y: float, width: float) -> None:
-    """Each rank's colour and its coordinates; of very many a sample."""
+    """Draw each rank's colour and coordinates; with very many ranks, those of a sample."""
     count = space.grid.ranks
     names = ", ".join(space.grid.names)
     heading = f"ranks and their coordinates ({names}); the last axis varies fastest"

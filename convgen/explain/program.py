@@ -19,13 +19,13 @@ from convgen.spec.aten.sizes import described as described_of
 from convgen.spec.graph import Graph
 from convgen.spec.text import aligned, number_of
 
-SHOWN = ("ranks", "rows", "activations", "parameters")  # of what an axis splits
+SHOWN = ("ranks", "rows", "activations", "parameters")  # what is said of an axis's splits
 NOTE = "bytes: what all ranks send"
 
 
 @dataclass(frozen=True)
 class Step:
-    """A collective: of which row and value, and the bytes that each rank sends."""
+    """A collective: its row and value, and the bytes that each rank sends."""
 
     row: int
     value: str
@@ -40,7 +40,7 @@ class Step:
 
 
 def steps(program: Program, moved: Iterable[Moved]) -> list[Step]:
-    """What sends something, in order."""
+    """The collectives that send something, in order."""
     return [
         Step(one.row, one.value, r["step"], r["collective"], tuple(r["axes"]), tuple(r["bytes_sent_per_rank"]))
         for one in moved
@@ -52,7 +52,7 @@ def steps(program: Program, moved: Iterable[Moved]) -> list[Step]:
 
 
 def program_cost_text(compiled: CompiledNetwork) -> str:
-    """Bytes of every step, and in all."""
+    """The text of the bytes of every step, and of all."""
     program = compiled.program
     lines = [_heading(compiled)]
     for part, several in volume(program, of_inputs=compiled.of_inputs).items():
@@ -126,7 +126,7 @@ def program_text(compiled: CompiledNetwork) -> str:
 
 
 def _axes_lines(compiled: CompiledNetwork) -> list[str]:
-    """What each axis of the grid splits."""
+    """The lines of what each axis of the grid splits."""
     several = {axis: one for axis, one in split_shares(compiled.program).items() if one.ranks > 1}
     if not several:
         return []
@@ -151,7 +151,7 @@ def _roles(row: PlacedRow) -> str:
 
 
 def _short(several: Sequence[Step]) -> str:
-    """What moves, each kind of collective once."""
+    """The text of what moves, each kind of collective once."""
     kinds = dict.fromkeys(f"{s.collective} over {','.join(s.axes)}" for s in several)
     return ", ".join(kinds)
 
@@ -180,7 +180,7 @@ class WholeCall:
     """An operator that no row describes: every rank gathers its operands and computes it alike.
 
     Attributes:
-        bytes: of its operands, which each rank has whole then.
+        bytes: those of its operands, which each rank then has whole.
     """
 
     op: str

@@ -1,4 +1,4 @@
-"""A row of a network: each step of it with the elements that it sends, and with their formula."""
+"""A row of a network: each of its steps with the elements that it sends, and their formula."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ NOTE = (
     "ranks of axis a, and Ho are rows of the coarser activation"
 )
 Line = dict[str, Any]
-FIRST = (("whole", 0), ("interior", 0), ("chunk", 1))  # pieces that stand for all
+FIRST = (("whole", 0), ("interior", 0), ("chunk", 1))  # the piece that stands for all of a row's
 
 
 class RowSizes(Sizes):
-    """Extents of layouts of a row's operands and results, by its indices."""
+    """The extents, in a row's indices, of the layouts of its operands and results."""
 
     def __init__(self, signature: Signature) -> None:
         self.signature = signature
@@ -53,7 +53,7 @@ class RowSizes(Sizes):
         if not made.indices or not isinstance(made.relation, Taps | ReadBy | None):
             return sympy().Integer(extent)
         if len(made.indices) > 1 and made.indices[0] == "G":
-            return symbol(made.indices[1])  # of all groups
+            return symbol(made.indices[1])  # the channels of all groups
         return prod((self._index(i, made) for i in made.indices), start=sympy().Integer(1))
 
     def _index(self, index: str, made: Made) -> Expr:
@@ -72,18 +72,18 @@ class RowSizes(Sizes):
         return interior_rows(relation)
 
     def product_flops(self, row: PlacedRow) -> Expr:
-        """Of a rank's part of a product: two for each of its terms."""
+        """The flops of a rank's part of a product: two for each of its terms."""
         roles = dict(row.roles)
         w = self.operands["w"]
         taps = prod(n for made, n in zip(w.dims, w.shape, strict=True) if not made.indices)
         extents = [i for i, n in self.signature.extents if n > 1]
-        rows = {i: symbol(f"{i}o") for i in self.relations}  # as many terms as coarse ones have
+        rows = {i: symbol(f"{i}o") for i in self.relations}  # a term for each row of the coarse activation
         blocks = ((rows.get(i) or self._index(i, Made((i,)))) / self.ranks(roles.get(i, ())) for i in extents)
         return 2 * taps * prod(blocks, start=sympy().Integer(1))
 
 
 def row_lines(program: Program, number: int) -> Iterator[Line]:
-    """What ranks do for a row, in order; what is done in pieces once."""
+    """The lines of what ranks do for a row, in order; a step that is done in pieces has one line."""
     passes = {"forward": flow.forward(program), "backward": flow.backward(program, of_inputs=True)}
     for phase, steps in passes.items():
         for step in steps:
@@ -110,7 +110,7 @@ def _local(phase: str, step: Local) -> Line:
 def _moved(program: Program, phase: str, m: Moved) -> Line:
     c, zero, sizes = m.conversion, sympy().Integer(0), RowSizes(m.placed.signature)
     sent = max((n for r in records(program, [m]) for n in r["bytes_sent_per_rank"]), default=0)
-    sides = (c.dst, c.src) if c.kind == "exchange" and c.reduction else (c.src, c.dst)  # a halo that goes back
+    sides = (c.dst, c.src) if c.kind == "exchange" and c.reduction else (c.src, c.dst)  # a halo's gradient goes back
     return {
         "phase": phase, "step": m.step, "operation": c.kind, "axes": c.over,
         "elements": sent // element_bytes(program.dtype_of(m)), "bytes": sent,

@@ -1,6 +1,6 @@
 """A layer's algorithm in words and numbers: `convgen explain` and `--emit cost`.
 
-Elements and bytes are what the rank that sends most sends; a step takes as long as its slowest rank.
+Elements and bytes are those of the rank that sends most; a step takes as long as its slowest rank.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ def _plain(cost: StepCost) -> dict[str, Any]:
 
 
 def _formulas(compiled: Compiled) -> dict[str, str]:
-    """By step the elements that it sends, or flops of a local operation, for an interior rank where extents divide."""
+    """By step, the elements that it sends, or the flops of a local operation, for an interior rank where extents
+    divide."""
     layer, schedule = compiled.layer, compiled.schedule
     padding = compiled.space.virtual_padding
     known = formulas(schedule, layer.conv, layer.element_bytes, virtual_padding=padding)
@@ -121,11 +122,11 @@ def _held_line(schedule: Schedule) -> str:
 
 
 _COLUMNS = ("phase", "step", "operation", "elements sent", "bytes sent", "flops", "time", "formula")
-_FORMULA_WIDTH = 24  # of a terminal too narrow for the table: the formula folds, numbers are never cut
+_FORMULA_WIDTH = 24  # in a terminal that is too narrow the formula folds; numbers are never cut
 
 
 def _table(compiled: Compiled) -> str:
-    """The steps by phase, each phase with its sum; in a terminal as wide as that, else unfolded."""
+    """The table of steps by phase, each phase with its sum; as wide as a terminal, elsewhere unfolded."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -8,8 +8,8 @@ from typing import Any
 from convgen.cost.timeline import Span, Timeline, by_kind, exposed
 from convgen.spec.text import aligned, number_of
 
-SHOWN = 12  # steps of each table
-MOST_RANKS = 64  # of a trace: all are there up to so many
+SHOWN = 12  # the most steps of each table
+MOST_RANKS = 64  # the most ranks of a trace
 
 
 def milliseconds(seconds: float) -> str:
@@ -17,7 +17,8 @@ def milliseconds(seconds: float) -> str:
 
 
 def timeline_text(title: str, timeline: Timeline, plain: Timeline) -> str:
-    """The step's time beside the plain schedule's, each kind of collective, what costs most, the critical path."""
+    """The text: the step's time beside the plain schedule's, each kind of collective, the costliest steps, the critical
+    path."""
     t = timeline
     lines = [
         title,
@@ -50,7 +51,7 @@ def timeline_text(title: str, timeline: Timeline, plain: Timeline) -> str:
 
 
 def _path(timeline: Timeline) -> list[tuple[str, ...]]:
-    """Of the critical path, its longest spans; shares are of the step."""
+    """The longest spans of the critical path, with their shares of the step."""
     path = timeline.critical_path()
     found: dict[str, float] = {}
     for span in path:
@@ -64,7 +65,7 @@ def _path(timeline: Timeline) -> list[tuple[str, ...]]:
 
 
 def timeline_json(timeline: Timeline, plain: Timeline) -> dict[str, Any]:
-    """The same as plain data."""
+    """The timeline as plain data."""
     t = timeline
     return {
         "step_s": t.end_s,
@@ -87,9 +88,10 @@ def timeline_json(timeline: Timeline, plain: Timeline) -> dict[str, Any]:
 
 
 def trace(name: str, timeline: Timeline) -> str:
-    """Chrome's trace events: a process a rank, a thread for what it computes and one for each lane, microseconds.
+    """Chrome's trace events, in microseconds: a process for each rank, with a thread for what it computes and one for
+    each lane.
 
-    Of more than 64 ranks those that are on the critical path, and as many others as there is room for.
+    Of more than 64 ranks it has those on the critical path, and as many others as there is room for.
     """
     path = timeline.critical_path()
     ranks = list(dict.fromkeys([*(s.rank for s in path if s.rank >= 0), *range(timeline.ranks)]))[:MOST_RANKS]

@@ -1,4 +1,5 @@
-"""Picture: a step of training in time, a band for ranks that are alike: what they compute, below it what travels."""
+"""Picture: a step of training in time, with a band for ranks that are alike: what they compute, and below it what
+travels."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from convgen.pictures.canvas import GREY, INK, PALE, Canvas, shortened, text_wid
 
 WIDTH, LEFT, RIGHT, TOP, BAR = 11.0, 1.6, 0.35, 1.25, 0.26
 MOST_BANDS = 4
-ALIKE = 0.005  # of a step: ranks whose steps begin and end as close as that are one band
-LONGEST = 8  # spans that are named
+ALIKE = 0.005  # ranks whose spans begin and end within this share of a step are one band
+LONGEST = 8  # how many of the longest spans are named
 COLOURS = {"compute": "#dfe9f5", MAIN: "#fbe3d6", "gradients": "#e3f0dc", "halos": "#f3e1f0"}
 WORDS = {
     "compute": "what ranks compute", MAIN: "messages that ranks wait for", "gradients": "sums of gradients",
@@ -41,9 +42,9 @@ class Band:
 
 
 def draw_timeline(title: str, timeline: Timeline) -> Canvas:
-    """A page as wide as the step is long; what is on the critical path has a red edge, the longest spans are named.
+    """The page, as wide as the step is long. Spans on the critical path have a red edge; the longest spans are named.
 
-    Of more than four kinds of ranks: those that the critical path comes through, first.
+    Of more than four kinds of ranks it shows first those that the critical path goes through.
     """
     path = timeline.critical_path()
     bands = _bands(timeline, [s.rank for s in path if s.rank >= 0])
@@ -84,7 +85,7 @@ def draw_timeline(title: str, timeline: Timeline) -> Canvas:
 
 
 def _bands(timeline: Timeline, critical: Sequence[int]) -> list[Band]:
-    """Ranks in groups that are alike, in order; of many groups those on the critical path."""
+    """The groups of ranks that are alike, in order; of many groups, those on the critical path."""
     spans: dict[int, list[Span]] = {}
     for span in timeline.spans:
         if span.rank >= 0:
@@ -112,7 +113,7 @@ def _alike(a: Sequence[Span], b: Sequence[Span], off_s: float) -> bool:
 
 
 def _longest(timeline: Timeline, bands: Sequence[Band]) -> list[Span]:
-    """The longest spans, each once, though several ranks have it; those that a number fits into."""
+    """The longest spans into which a number fits; a span that several ranks have counts once."""
     shown = {-1, *(band.ranks[0] for band in bands)}
     least = 0.14 / (WIDTH - LEFT - RIGHT) * timeline.end_s
     found: dict[tuple[str, str], Span] = {}
@@ -134,7 +135,7 @@ def _draw_legend(canvas: Canvas, lanes: Sequence[str]) -> None:
 
 
 def _draw_ticks(canvas: Canvas, timeline: Timeline, scale: float, bottom: float) -> None:
-    """Milliseconds, at steps of 1, 2 or 5; where backward begins."""
+    """Draw milliseconds, at steps of 1, 2 or 5, and where backward begins."""
     about = timeline.end_s * 1e3 / 8 or 1.0
     power = 10.0 ** floor(log10(about))
     step = next(k * power for k in (1, 2, 5, 10) if k * power >= about)
@@ -149,7 +150,7 @@ def _draw_ticks(canvas: Canvas, timeline: Timeline, scale: float, bottom: float)
 
 
 def _draw_named(canvas: Canvas, timeline: Timeline, named: Sequence[Span], top: float) -> None:
-    """In two columns: number, name, time and share of the step."""
+    """Draw the named spans in two columns: number, name, time and share of the step."""
     canvas.text(0.2, top - 0.2, "the longest", 8, colour=GREY)
     half, wide = (len(named) + 1) // 2, (WIDTH - 0.4) / 2
     for n, span in enumerate(named):

@@ -1,4 +1,4 @@
-"""Layers, layouts, roles and ranks in words: what the table and the picture share."""
+"""Layers, layouts, roles and ranks in words, for the table and the picture."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ INDEX_WORDS = {
 
 
 def _per_dimension(values: Sequence[object]) -> str:
-    """One value where all dimensions agree, else one each: 3x3 stays 3x3 only for the kernel."""
+    """The text of one value where all dimensions have the same, else of one for each, such as 1x2. (A kernel is written
+    in full elsewhere, as 3x3.)"""
     return str(values[0]) if len(set(values)) == 1 else "x".join(map(str, values))
 
 
@@ -85,7 +86,7 @@ def roles_words(roles: Roles) -> str:
 
 
 def ranks_text(ranks: Iterable[int], most: int = 6) -> str:
-    """A set of ranks, short: `3`, `0-3`, `0,2`, `0,4,…,28`.
+    """The text of a set of ranks, short: `3`, `0-3`, `0,2`, `0,4,…,28`.
 
     Example:
         >>> ranks_text([0, 1, 2, 3]), ranks_text([0, 2]), ranks_text(range(0, 32, 4))

@@ -1,4 +1,4 @@
-"""What code reads, as its bytes say: globals and imports with the attributes behind them, and names of attributes."""
+"""What code reads, by its bytecode: globals and imports with the attributes behind them, and names of attributes."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 
 
 class Unknown(Exception):
-    """Something on which an export may depend can't be judged: why."""
+    """Something on which an export may depend can't be judged; the text says why."""
 
 
 class Chain(NamedTuple):
-    """A global name, or an import within a function, and the attributes that are asked of it one after the other.
+    """A global name, or an import within a function, with the attributes that are read from it one after the other.
 
     Args:
-        level: of an import, how many packages up it begins; None: `name` is a global.
-        part: of an import, what `from` takes.
+        level: for an import, how many packages up it begins; None: `name` is a global.
+        part: for an import, the name that `from` takes.
     """
 
     name: str
@@ -32,8 +32,8 @@ class Reads:
     """What a function's code, and all code within it, may read.
 
     Args:
-        digest: of what it does: comments, lines and names of files are not in it.
-        names: all that it asks for by name, of anything.
+        digest: the hash of what the code does, without comments, line numbers and file names.
+        names: all attributes for which it asks by name, of any object.
     """
 
     digest: str = ""
@@ -42,7 +42,7 @@ class Reads:
 
 
 def reads_of(code: CodeType) -> Reads:
-    """Raises Unknown: an import whose name isn't known."""
+    """What a code object reads. Raises Unknown: it imports a name that isn't known."""
     known = _known.get(code)
     if known is None:
         known = Reads(digest_of(code))
@@ -55,7 +55,7 @@ _known: dict[CodeType, Reads] = {}
 
 
 def names_of(code: CodeType) -> set[str]:
-    """All that code asks for by name."""
+    """All names for which code asks."""
     found = {*code.co_names}
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -82,7 +82,7 @@ def _constant(value: Any) -> str:
     return f"{type(value).__name__} {value!r}"
 
 
-Bound = dict[str, list[tuple[int, str, str]]]  # by variable: what is imported to it, as level, module, part
+Bound = dict[str, list[tuple[int, str, str]]]  # by variable, what is imported into it: level, module, part
 
 
 def _read(code: CodeType, bound: Bound, found: Reads) -> None:
@@ -128,7 +128,7 @@ _VARIABLES = frozenset((*dis.haslocal, *dis.hasfree))
 
 
 def _behind(steps: list[Any], place: int) -> tuple[str, ...]:
-    """Attributes that are asked of a value as soon as it is there."""
+    """The attributes that are read from a value as soon as it is loaded."""
     found: list[str] = []
     for step in steps[place + 1 :]:
         if step.opname not in ("LOAD_ATTR", "LOAD_METHOD"):

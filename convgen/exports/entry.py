@@ -44,14 +44,14 @@ CONTAINERS = {kind.__name__: kind for kind in (list, tuple, dict, OrderedDict)}
 
 @dataclass(frozen=True)
 class Answer:
-    """What a module computes, and how it is called.
+    """A module's export: what it computes, and how it is called.
 
     Args:
         text: the graph's file.
         name: the graph's.
         inputs, outputs: names, in the graph's order.
-        tensors, arguments, results, by_run: as of `Exported`.
-        known: the graph, where it was just exported.
+        tensors, arguments, results, by_run: as in `Exported`.
+        known: the graph, if it was just exported.
     """
 
     text: str
@@ -69,10 +69,10 @@ class Answer:
         return self.known or _graph_of(self.text)
 
     def of_type(self, dtype: str) -> Answer:
-        """The same with another type of floats, in the place of every one that it has.
+        """The same answer with all its types of floats replaced by one.
 
         Raises:
-            InputError: it is no type of floats.
+            InputError: `dtype` is no type of floats.
         """
         import torch
 
@@ -102,8 +102,8 @@ class Question:
     """A module to be exported, with its example inputs.
 
     Args:
-        key: its fingerprint; "" where it has none, or none is wanted: it is exported each time.
-        why: what can't be judged, if it has none.
+        key: its fingerprint; "" if it has none, or none is wanted: then it is exported each time.
+        why: if it has none, what can't be judged.
         opened: extents of inputs that are known at run time only (`exported`).
     """
 
@@ -143,7 +143,7 @@ class Question:
         return Answer(files[GRAPH].decode(), said["name"], *names, tensors, arguments, results)
 
     def keep(self, answer: Answer) -> None:
-        """Put an answer into the cache, where it can be written as data and is read back as it is."""
+        """Put an answer into the cache, if it can be written as data and reads back equal."""
         import torch
 
         tree = _data_of(answer.results)
@@ -176,7 +176,7 @@ def question_of(module: torch.nn.Module, inputs: Inputs, name: str | None, opene
 
 
 def _same(value: Tensor, other: Tensor | None) -> bool:
-    """Whether one is the other's memory."""
+    """Whether two tensors are the same memory."""
     if other is None or (value.shape, value.dtype, value.stride()) != (other.shape, other.dtype, other.stride()):
         return False
     return value.device == other.device and value.data_ptr() == other.data_ptr()
@@ -186,11 +186,11 @@ def _same(value: Tensor, other: Tensor | None) -> bool:
 
 
 class _NoTree:
-    """What can't be written as data, or whose class is not there."""
+    """Stands for a container that can't be written as data, or whose class isn't loaded."""
 
 
 def _data_of(tree: Any) -> Any:
-    """What JSON takes; None for what it doesn't, in a list of its own."""
+    """A tree of containers as data that JSON takes; {} in the place of what JSON doesn't take."""
     if isinstance(tree, Slot):
         return {"slot": tree.name}
     if not isinstance(tree, Node):

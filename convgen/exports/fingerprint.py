@@ -1,11 +1,12 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # (objects of any kind are taken apart)
-"""A fingerprint of everything on which an export may depend, without exporting: classes and the code that they reach,
-objects, tensors, settings. Alike in another process where all of that is; None where something can't be judged.
+"""A fingerprint of everything on which an export may depend, made without exporting: classes and the code that they
+reach, objects, tensors, settings. It is the same in another process where all of these are the same; there is none
+where something can't be judged.
 
-What forward reaches is followed as code says it: globals with the attributes behind them, attributes of whatever object
-by their names alone, closures, defaults, hooks. Torch and Python count by their versions (trust.py). Tensors count by
-what they are; by their values too, but for parameters and for buffers of the state dict: no export reads these.
+It follows what forward's code reads: globals with the attributes behind them, attributes of any object by their names
+alone, closures, defaults, hooks. Torch and Python count by their versions (trust.py). Tensors count by shape, type and
+the like, and by their values, except parameters and the state dict's buffers: no export reads the values of these.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ from convgen.exports.trust import BY_NAME, PURE, is_pythons, is_torchs, replaced
 if TYPE_CHECKING:
     import torch
 
-MOST = 200_000  # objects
+MOST = 200_000  # the most objects that are looked at
 C_FUNCTIONS = (types.BuiltinFunctionType, types.WrapperDescriptorType, types.MethodDescriptorType)
 PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented))
-# Entries of classes that say nothing of what they do, or what the bases and the other entries say.
+# Entries of classes that say nothing of what the class does, or that repeat its bases and other entries.
 SILENT = frozenset(
     ("__module__", "__dict__", "__weakref__", "__doc__", "__annotations__", "__annotate__", "__annotate_func__",
      "__qualname__", "__firstlineno__", "__static_attributes__", "__parameters__", "__orig_bases__", "__slots__",
@@ -42,11 +43,11 @@ SILENT = frozenset(
      "_backward_cls")
 )  # fmt: skip
 COMPARES = ("__eq__", "__repr__", "__lt__", "__le__", "__gt__", "__ge__")
-SHAPED = frozenset(("__dict__", "__slots__", "__weakref__"))  # what classes of Python's have
+SHAPED = frozenset(("__dict__", "__slots__", "__weakref__"))  # entries that every class in Python has
 MADE = ("__init__", "__new__", "__post_init__")
 ASKED = frozenset(("keys", "values", "items", "get", "index", "count", "copy", "update", "__class__"))  # by torch
 CONTAINERS = (list, dict, set, frozenset, tuple, str, bytes, int, float, deque, OrderedDict, defaultdict)
-# Attributes that lead to where something lies, who calls, and what else there is.
+# Attributes by which code finds files, its callers, and what else is loaded.
 FORBIDDEN = frozenset(
     ("data_ptr", "_cdata", "__globals__", "__code__", "__closure__", "__subclasses__", "__builtins__", "f_globals",
      "f_locals", "f_back", "_getframe", "_version", "__defaults__", "gi_frame", "tb_frame",
@@ -57,10 +58,10 @@ IDS = ("_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_p
 
 
 def fingerprint(said: object, module: torch.nn.Module, inputs: object) -> tuple[str, str]:
-    """What an export of a module is known by, and why it isn't.
+    """The hash by which a module's export is kept, or why there is none.
 
     Args:
-        said: its text says what else the answer depends on.
+        said: the text of it says what else the answer depends on.
         inputs: the example inputs, whose tensors' values don't count.
     Returns:
         A hash, and ""; or "", and what can't be judged.
@@ -78,7 +79,7 @@ def fingerprint(said: object, module: torch.nn.Module, inputs: object) -> tuple[
         walk.run()
     except Unknown as error:
         return "", str(error)
-    except Exception as error:  # whatever somebody's objects raise when they are asked for what they hold
+    except Exception as error:  # somebody's objects may raise anything when they are asked for what they hold
         return "", f"{type(error).__name__}: {error}"
     return walk.digest.hexdigest(), ""
 
@@ -91,18 +92,18 @@ def _global_hooks() -> list[Any]:
 
 
 class _Walk:
-    """Says what objects are, each once, under numbers in the order in which they are met."""
+    """Describes objects, each once, under numbers in the order in which they are met."""
 
     def __init__(self) -> None:
         self.digest = hashlib.sha256()
         self.numbers: dict[int, int] = {}
-        self.held: list[Any] = []  # so that no number becomes another object's
+        self.held: list[Any] = []  # keeps objects alive, so that no id becomes another object's
         self.left: deque[tuple[int, Any]] = deque()
-        self.names: set[str] = {*ASKED}  # attributes that some code asks for
+        self.names: set[str] = {*ASKED}  # the attributes for which some code asks
         self.any_name = False  # whether some code makes up the names that it asks for
         self.any_made = False  # whether some code may make objects of classes that it has from objects
-        self.classes: dict[type, set[str]] = {}  # with the entries that are known to be asked for
-        self.made: set[type] = set()  # classes of which code may make objects
+        self.classes: dict[type, set[str]] = {}  # classes, with the entries for which somebody is known to ask
+        self.made: set[type] = set()  # the classes of which code may make objects
         self.storages: dict[int, int] = {}
         self.valued: set[int] = set()
         self.values = True
@@ -111,7 +112,7 @@ class _Walk:
         self.digest.update(repr(what).encode(errors="surrogatepass"))
 
     def run(self) -> None:
-        """Say all that is left, and what new names bring, until there are none."""
+        """Describe all objects that are left, and those that newly asked names bring, until there are none."""
         while True:
             while self.left:
                 number, value = self.left.popleft()
@@ -126,7 +127,7 @@ class _Walk:
                 return
 
     def ref(self, value: Any) -> object:
-        """A text of what is plain; of anything else its number, and it is said later."""
+        """The text of plain data; the number of any other object, which is described later."""
         kind: Any = type(value)
         if kind in PLAIN:
             return f"{kind.__name__} {value!r}"
@@ -144,7 +145,7 @@ class _Walk:
         return self.seen(value)
 
     def seen(self, value: Any) -> int:
-        """An object's number. Of classes that are met so no object is made, as far as is known."""
+        """An object's number. If it is a class, this alone doesn't say that code makes objects of it."""
         number = self.numbers.get(id(value))
         if number is None:
             number = self.numbers[id(value)] = len(self.numbers)
@@ -161,7 +162,7 @@ class _Walk:
         return tuple(map(self.ref, values))
 
     def inputs(self, value: Any) -> object:
-        """Example inputs: torch's containers of what is plain, and of tensors."""
+        """A description of example inputs: torch's containers of plain data and of tensors."""
         from convgen.spec.containers import level
 
         if self.is_tensor(value):
@@ -206,7 +207,7 @@ class _Walk:
             return kind.__name__, self.ref(value.func), *self.refs(value.args), self.ref({**value.keywords})
         if kind is functools._lru_cache_wrapper:  # pyright: ignore[reportPrivateUsage]
             if value.cache_info().currsize:
-                raise Unknown(f"{value.__name__} has results of before")
+                raise Unknown(f"{value.__name__} keeps results of earlier calls")
             return "cache", self.ref(value.__wrapped__)
         if kind is weakref.ReferenceType:
             return "weak", self.ref(value())
@@ -252,7 +253,7 @@ class _Walk:
         return self.instance(value)
 
     def instance(self, value: Any) -> tuple[object, ...]:
-        """An object of a class of Python's: its class, and all that it holds."""
+        """A description of an object of a class written in Python: its class, and all that it holds."""
         import torch
 
         kind: Any = type(value)
@@ -287,7 +288,7 @@ class _Walk:
         return found
 
     def network(self, module: Any, held: Mapping[str, Any]) -> list[object]:
-        """A module of torch's kind. Hooks have numbers that other modules' hooks shift."""
+        """A description of an nn.Module. Hooks count without their numbers, which other modules' hooks shift."""
         import torch
 
         said: list[object] = []
@@ -320,7 +321,7 @@ class _Walk:
         return said
 
     def own(self, tensors: Mapping[str, Any], by_value: Iterable[str]) -> list[object]:
-        """Parameters, or buffers: the values of those that no state dict has."""
+        """A description of parameters or buffers, with the values of those that no state dict has."""
         found: list[object] = []
         for name, tensor in tensors.items():
             self.values = name in by_value
@@ -352,7 +353,7 @@ class _Walk:
         return *said, storage, value.storage_offset(), grad is not None and "grad" in self.names, *held
 
     def module(self, value: ModuleType) -> tuple[object, ...]:
-        """A module of Python's that is handed on, so that anything in it may be asked for."""
+        """A description of a Python module that is handed on as a value, so that code may ask for anything in it."""
         if value.__name__ not in PURE or sys.modules.get(value.__name__) is not value:
             raise Unknown(f"the module {value.__name__} is handed on as a value")
         return "module", value.__name__
@@ -375,12 +376,12 @@ class _Walk:
         told = ("function", self.refs(value.__defaults__ or ()), self.ref(value.__kwdefaults__), tuple(cells))
         told = (*told, *((k, self.ref(v)) for k, v in cast("dict[str, Any]", vars(value)).items()))
         home = sys.modules.get(str(value.__module__))
-        if is_torchs(code.co_filename) or is_pythons(code.co_filename):  # made by a function of theirs
+        if is_torchs(code.co_filename) or is_pythons(code.co_filename):  # made by a function of torch's or Python's
             self.names |= names_of(code)
             return *told, digest_of(code)
         reads = reads_of(code)
         wrong = reads.names & FORBIDDEN
-        if wrong and (wrong != {"_version"} or code.co_name != "_load_from_state_dict"):  # of its own, not of a tensor
+        if wrong and (wrong != {"_version"} or code.co_name != "_load_from_state_dict"):  # its own, no tensor's
             raise Unknown(f"{value.__qualname__} reads {min(wrong)}")
         self.names |= reads.names
         self.any_name |= not reads.names.isdisjoint(("__dict__", "__getattribute__", "__getattr__"))
@@ -396,7 +397,7 @@ class _Walk:
         self.any_made |= said in ("dataclasses.replace", "copy.replace")
 
     def chain(self, chain: Chain, names: Mapping[str, Any], package: str) -> tuple[object, ...]:
-        """What a global with attributes behind it stands for, or an import."""
+        """A description of what a global with attributes behind it, or an import, stands for."""
         if chain.level is None:
             builtins: Any = names.get("__builtins__", {})
             builtins = vars(builtins) if isinstance(builtins, ModuleType) else builtins
@@ -406,7 +407,7 @@ class _Walk:
         else:
             path = importlib.util.resolve_name("." * chain.level + chain.name, package)
             if path not in sys.modules:
-                raise Unknown(f"{path} is imported by code, and not there yet")
+                raise Unknown(f"{path} is imported by code and not loaded yet")
             if chain.part == "\0":
                 return "import", path
             value = sys.modules[path if chain.part else path.partition(".")[0]]
@@ -424,7 +425,7 @@ class _Walk:
     def kind(self, value: type) -> tuple[object, ...]:
         said = trusted(value)
         self.note_call(said)
-        if said:  # what its methods ask for may be a subclass's
+        if said:  # its methods may ask for entries of a subclass
             self.names |= {name for base in value.__mro__ for name in names_in(base)}
             return "class", said
         if issubclass(value, _script_classes()):
@@ -448,7 +449,7 @@ class _Walk:
         return *found, *self.registered(value)
 
     def registered(self, value: type) -> tuple[object, ...]:
-        """How torch takes a container of somebody's apart."""
+        """A description of how torch takes somebody's container apart."""
         from torch.utils import _pytree as pytree
 
         node = pytree.SUPPORTED_NODES.get(value)
@@ -486,7 +487,7 @@ BASES: tuple[Any, ...] = (object, *CONTAINERS, complex)
 
 @functools.cache
 def names_in(kind: type) -> frozenset[str]:
-    """What the methods of a class of torch's or Python's ask for."""
+    """The names for which the methods of a class of torch's or Python's ask."""
     found: set[str] = set()
     for value in vars(kind).values():
         value = value.fget if type(value) is property else getattr(value, "__func__", value)

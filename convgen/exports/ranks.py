@@ -1,7 +1,7 @@
-"""Who exports and compiles: ranks say what they want and whether they have it, in one message each by the store that
-the process group was made with. Of those with one cache one works, and the others take what it has kept.
+"""Ranks agree on who exports and compiles: each says what it wants and whether it has it, in one message by the store
+that the process group was made with. Of the ranks that share a cache one works, and the others take what it has kept.
 
-Nothing that a rank says is trusted: hashes, and words of errors, are all that travels.
+No rank trusts another's results: only hashes and the words of errors travel.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from convgen.errors import InputError, Note
 from convgen.knobs import cache_folder
 from convgen.spec.text import one_line
 
-BEAT_S = 2.0  # between signs of life of a rank that works
-SILENT_S = 60.0  # without one it is taken for gone
-POLL_S = (0.01, 0.5)
+BEAT_S = 2.0  # seconds between signs of life of a rank that works
+SILENT_S = 60.0  # after so many seconds without one, a rank is taken for gone
+POLL_S = (0.01, 0.5)  # the first pause between looks, and the longest, to which pauses grow by half
 
-numbers: Counter[tuple[int, ...]] = Counter()  # of meetings so far, by ranks
+numbers: Counter[tuple[int, ...]] = Counter()  # how many meetings these ranks have had
 
 
 class State(NamedTuple):
-    """What a rank says.
+    """A rank's message.
 
     Args:
-        wanted: hash of the question; "" where it has to answer that itself.
-        has: whether its cache has the answer.
-        cache: which one that is.
+        wanted: the hash of the question; "" if the rank must answer it itself.
+        has: whether the rank's cache has the answer.
+        cache: the identity of that cache.
     """
 
     wanted: str
@@ -45,7 +45,7 @@ class State(NamedTuple):
 
 
 def cache_identity(rank: int) -> str:
-    """Alike for ranks that read and write one cache."""
+    """The identity of this rank's cache, equal for ranks that read and write the same one."""
     folder = cache_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -61,11 +61,11 @@ def cache_identity(rank: int) -> str:
 
 
 class Meeting:
-    """Ranks that need one answer.
+    """A meeting of ranks that need the same answer.
 
     Args:
-        name: of what they need, for messages.
-        ranks: all that take part, this one among them.
+        name: the name of what they need, for messages.
+        ranks: all ranks that take part, this one among them.
     """
 
     def __init__(self, name: str, ranks: Sequence[int]) -> None:
@@ -79,7 +79,7 @@ class Meeting:
         self.key = f"convgen exports {said}"
 
     def states(self, mine: State) -> list[State]:
-        """Those of all ranks, in their order.
+        """The messages of all ranks, in the ranks' order.
 
         Raises:
             TimeoutError: some did not come within the process group's time.
@@ -98,8 +98,8 @@ class Meeting:
         return [State(*json.loads(one)) for one in found]
 
     def workers(self, states: Sequence[State]) -> list[int]:
-        """The ranks that work: of each cache that lacks the answer the first; none where all ranks do it by themselves,
-        as they want different things, or nobody lacks anything."""
+        """The ranks that work: the first of each cache that lacks the answer. None if no rank lacks it, or if all must
+        work by themselves, as they want different things."""
         if len({one.wanted for one in states}) > 1 or not states[0].wanted:
             return []
         first: dict[str, int] = {}
@@ -109,7 +109,7 @@ class Meeting:
         return sorted(first.values())
 
     def work(self, what: Callable[[], Any]) -> Any:
-        """Do what the others wait for, and tell them how it went."""
+        """Do the work for which the others wait, and tell them how it went."""
         done, stop = f"{self.key} done {self.rank}", threading.Event()
 
         def beat() -> None:
@@ -133,11 +133,11 @@ class Meeting:
             self.store.set(done, json.dumps(words))
 
     def wait(self, workers: Sequence[int]) -> None:
-        """Until all that work are done.
+        """Wait until all ranks that work are done.
 
         Raises:
-            InputError: what one of them has raised.
-            RuntimeError: another error of theirs.
+            InputError: one of them has raised it.
+            RuntimeError: one of them has raised another error.
             TimeoutError: one of them gives no sign of life.
         """
         for rank in workers:

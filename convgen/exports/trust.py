@@ -1,9 +1,10 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # (what torch leaves untyped)
-"""What torch and Python bring counts by their versions: which of it, that nobody has put something else in its place,
-and settings that torch.export reads.
+"""Code of torch and Python counts by its version alone. This file says which code does, checks that nobody has replaced
+any of it, and lists the settings that torch.export reads.
 
-Only what gives the same for the same arguments is taken: nothing that reads files, clocks, random numbers, ranks.
+Only functions that give the same for the same arguments count so: none that reads files, clocks, random numbers or
+ranks.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, cast
 
 from convgen.exports.code import Unknown
 
-# Modules of which nothing but what is in them can be asked, and all of that is taken.
+# Modules that reach nothing outside of themselves: all that is in them counts by version.
 PURE = frozenset(
     ("torch.nn.functional", "torch.nn", "torch.nn.init", "torch.linalg", "torch.fft", "torch.special", "math", "cmath",
      "operator", "_operator", "itertools", "functools", "typing", "collections.abc", "abc", "numbers", "copy", "enum",
@@ -46,7 +47,7 @@ NOT_TORCH = (
     "torch.nn.parallel", "torch.nn.modules._functions", "torch.autograd.profiler", "torch.autograd.graph",
     "torch.nn.modules.module.register_module",
 )  # fmt: skip
-# Of torch's top: what is no module and reads something, or changes it.
+# Names of torch's top level, no modules, that read or change something outside.
 IMPURE = frozenset(
     ("load", "save", "from_file", "seed", "initial_seed", "manual_seed", "get_rng_state", "set_rng_state",
      "get_num_threads", "set_num_threads", "get_num_interop_threads", "set_num_interop_threads", "compile", "hub",
@@ -89,7 +90,7 @@ def within(name: str, homes: tuple[str, ...]) -> bool:
 
 
 def found_at(module: str, name: str) -> Any:
-    """What a name such as `Conv2d.forward` stands for in a module that is loaded; None: nothing."""
+    """The object for which a name such as `Conv2d.forward` stands in a loaded module; None if there is none."""
     value: Any = sys.modules.get(module)
     for part in name.split("."):
         held: dict[str, Any] = getattr(value, "__dict__", {})
@@ -99,10 +100,10 @@ def found_at(module: str, name: str) -> Any:
 
 
 def trusted(value: Any) -> str:
-    """What a function or class of torch's, Python's or numpy's is called, where it counts by version; "": it doesn't.
+    """The name of a function or class of torch's, Python's or numpy's that counts by version; "" if it doesn't.
 
     Raises:
-        Unknown: it reads or changes what is outside.
+        Unknown: it reads or changes something outside.
     """
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if isinstance(value, (BuiltinFunctionType, WrapperDescriptorType, MethodDescriptorType)):
@@ -129,7 +130,7 @@ def trusted(value: Any) -> str:
 
 
 def _of_c(value: Any) -> str:
-    """Raises Unknown."""
+    """The name of a function written in C that counts by version. Raises Unknown: it is not known."""
     import torch
 
     owner: Any = getattr(value, "__objclass__", getattr(value, "__self__", None))
@@ -149,7 +150,7 @@ def _of_c(value: Any) -> str:
     raise Unknown(f"{home}.{name} is written in C, and not known")
 
 
-# Of settings that stand in the fingerprint.
+# The settings that are part of the fingerprint.
 QUERIES = frozenset(
     ("_get_tracing_state", "_log_api_usage_once", "is_grad_enabled", "is_autocast_enabled", "get_autocast_dtype",
      "get_default_dtype", "is_inference_mode_enabled", "is_autocast_cpu_enabled", "get_autocast_cpu_dtype",
@@ -169,8 +170,8 @@ NEAR = (
 
 
 def replaced() -> Iterator[tuple[str, Any]]:
-    """Functions in torch's modules and classes that aren't torch's, with where they stand; and, as texts, what names of
-    the modules that forwards read stand for, where these are others than their own."""
+    """Functions in torch's modules and classes that aren't torch's, with their places; and, as texts, what names in the
+    modules that forwards read stand for, where they stand for something else than their own."""
     import torch
 
     loaded = [*sys.modules.items()]
@@ -192,7 +193,7 @@ def _held(where: str, names: Any, near: bool, seen: set[int]) -> Iterator[tuple[
                 yield f"{where}.{name}", value
             elif near and name not in IMPURE and f"{value.__module__}.{value.__qualname__}" != f"{where}.{name}":
                 yield f"{where}.{name}", f"{value.__module__}.{value.__qualname__} {value.__code__.co_firstlineno}"
-        elif issubclass(type(value), type):  # isinstance asks objects that answer with a warning
+        elif issubclass(type(value), type):  # not isinstance, which asks objects that answer with a warning
             home = getattr(value, "__module__", "")
             if type(home) is str and home.startswith("torch") and id(value) not in seen:
                 seen.add(id(value))
@@ -218,14 +219,14 @@ CACHE = type(cache(len))
 
 def _foreign(value: FunctionType, near: bool) -> bool:
     file, module = value.__code__.co_filename, cast("Any", value.__module__)
-    made = not isinstance(module, str) or module == "builtins"  # by exec, as dataclasses and inductor make functions
+    made = not isinstance(module, str) or module == "builtins"  # by exec, as dataclasses and inductor make theirs
     if file[:1] == "<" and (not near if made else module.startswith(("torch", "namedtuple_"))):
         return False
     home = str(value.__globals__.get("__name__"))
     return not is_torchs(file) and not is_pythons(file) and home.partition(".")[0] not in OTHERS
 
 
-# What torch itself takes from other distributions.
+# Packages of other distributions from which torch itself takes code.
 OTHERS = ("torchgen", "sympy", "numpy", "networkx", "jinja2", "mpmath", "triton")
 
 
@@ -233,10 +234,10 @@ OTHERS = ("torchgen", "sympy", "numpy", "networkx", "jinja2", "mpmath", "triton"
 
 
 def settings() -> list[tuple[str, object]]:
-    """What torch.export, and convgen's part of it, read beside the module.
+    """The settings that torch.export, and convgen's part of exporting, read beside the module.
 
     Raises:
-        Unknown: something is on that can't be judged.
+        Unknown: a setting is on that can't be judged.
     """
     import torch
 
@@ -287,12 +288,12 @@ _FLAGS = (
 
 
 def _changed(config: Any) -> list[tuple[str, object]]:
-    """A module of settings of torch's: those that somebody has set."""
+    """The settings of one of torch's config modules that somebody has changed."""
     entries: Any = getattr(config, "_config", None)
     default: Callable[[str], bool] | None = getattr(config, "_is_default", None)
     if entries is None or default is None:
         raise Unknown(f"{config.__name__} can't be read")
-    changed = [name for name in sorted(entries) if not default(name)]  # or back to what it was, as torch itself does
+    changed = [name for name in sorted(entries) if not default(name)]  # torch itself sets some back
     return [(n, getattr(config, n)) for n in changed if repr(getattr(config, n)) != repr(entries[n].default)]
 
 

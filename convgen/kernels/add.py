@@ -8,7 +8,7 @@ from typing import Any
 from convgen.kernels.environment import environment
 
 NAME = "add_pieces"
-FILE = "ordered_sums"  # a network's module of it
+FILE = "ordered_sums"  # the file's name in a package
 BLOCK = 1024
 
 
@@ -16,7 +16,7 @@ def add_source(dtype: str, name: str = NAME, *, open: bool = False) -> str:
     """The Triton function, for pieces of a layer's dtype; float64 is added in float64, all else in float32.
 
     Args:
-        open: it is compiled once for any number of elements, but for what that is a multiple of.
+        open: whether it is compiled once for any number of elements, but anew for what that is a multiple of.
     """
     wide = "tl.float64" if dtype == "float64" else "tl.float32"
     return (
@@ -25,7 +25,7 @@ def add_source(dtype: str, name: str = NAME, *, open: bool = False) -> str:
 
 
 def sums_module() -> str:
-    """A network's module: `add` of equal pieces of any type of floats."""
+    """The text of a network's module, whose `add` sums equal pieces of any type of floats."""
     sources = [add_source("float32", open=True), add_source("float64", "add_doubles", open=True)]
     return environment().get_template("kernels/ordered_sums.py.jinja").render(sources=sources, block=BLOCK)
 
@@ -36,15 +36,15 @@ def add_module(dtype: str) -> str:
 
 
 def unit(element_bytes: int) -> int:
-    """Elements of 16 bytes, which pieces are read by where they are a multiple of them."""
+    """The number of elements in 16 bytes; pieces that are a multiple of it are read by so many at a time."""
     return 16 // element_bytes
 
 
 def add_arguments(elements: int, pieces: int, dtype: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Of a launch on tensors without memory: arguments and constants.
+    """The arguments and constants of a launch on tensors without memory.
 
     Args:
-        elements: of a piece.
+        elements: how many a piece has.
     """
     from convgen.kernels.torch_types import TORCH_DTYPES, torch
 
@@ -54,5 +54,5 @@ def add_arguments(elements: int, pieces: int, dtype: str) -> tuple[tuple[Any, ..
 
 
 def moved_bytes(elements: int, pieces: int, element_bytes: int) -> int:
-    """Every piece read once, and their sum written."""
+    """Bytes moved: every piece is read once, and the sum is written."""
     return (pieces + 1) * elements * element_bytes

@@ -1,4 +1,4 @@
-"""What a launch can't be faster than, from what its kernel compiled to: an upper bound on how well it can do.
+"""A bound on a launch: the least time that it can take, from what its kernel compiled to.
 
 A step of its loop takes a processor at least the cycles of its matrix instructions, of issuing all instructions (four a
 cycle), and of reading and writing shared memory (128 bytes a cycle). Where a processor holds one group of four warps,
@@ -37,15 +37,15 @@ class Bound:
     """A launch's bound.
 
     Attributes:
-        programs: of the grid. waves: of one program a processor. steps: of a program's loop.
-        matrix_cycles: of a processor that a step's products need at least.
+        programs: the grid's. waves: how often each processor gets a program. steps: those of a program's loop.
+        matrix_cycles: the cycles that a processor needs at least for a step's products.
         step_cycles: by what takes them: matrix (as compiled), issue, shared; waits: matrix instructions, then what is
             issued while none is at work.
-        step_bytes: copied a step, as shared memory holds them.
+        step_bytes: bytes copied in a step, as shared memory holds them.
         useful: share of the products that the problem asks for; the rest lies outside of its edges.
         times_us: by what takes them: loop (all steps, programs spread evenly), adding (by the last program of a tile,
             behind its steps), memory, floor; around, of the launches before and behind.
-        ideal_us: of the problem, whatever the kernel: its products, its operands' bytes once, or a launch.
+        ideal_us: the problem's bound, whatever the kernel: its products, its operands' bytes once, or a launch.
     """
 
     programs: int
@@ -60,27 +60,27 @@ class Bound:
 
     @property
     def share(self) -> float:
-        """Of the matrix units' peak that a step allows at best."""
+        """The share of the matrix units' peak that a step allows at best."""
         return self.matrix_cycles / max(self.step_cycles.values())
 
     @property
     def share_by_issue(self) -> float:
-        """The same without shared memory: by the instructions alone."""
+        """The share of peak that the instructions alone allow, without shared memory."""
         return self.matrix_cycles / max(self.step_cycles["matrix"], self.step_cycles["issue"])
 
     @property
     def share_without_waits(self) -> float:
-        """The same with shared memory, as if matrix instructions never waited for those issued behind them."""
+        """The share of peak with shared memory, as if matrix instructions never waited for those issued behind them."""
         return self.matrix_cycles / max(cycles for what, cycles in self.step_cycles.items() if what != "waits")
 
     @property
     def limit(self) -> str:
-        """What takes a step's cycles."""
+        """The name of what takes a step's cycles."""
         return max(self.step_cycles, key=lambda n: self.step_cycles[n])
 
     @property
     def us(self) -> float:
-        """Of all launches, one behind the other."""
+        """Microseconds of all launches, one behind the other."""
         t = self.times_us
         return max(t["loop"] + t["adding"], t["memory"], t["floor"]) + t["around"]
 
@@ -110,8 +110,8 @@ def bound_of(
     """The bound of a compiled launch; None where no loop of matrix instructions was found or its rate is unknown.
 
     Args:
-        bytes_per_s: of the device's memory. floor_s: of an empty launch.
-        programs: that a processor holds at once; 0 where that isn't known.
+        bytes_per_s: the device memory's. floor_s: seconds of an empty launch.
+        programs: how many a processor holds at once; 0 where that isn't known.
     """
     rates, work = RATES.get(target.arch), of_gpu(config).work(p, config)
     if loop is None or work is None or rates is None or not rates.of(p.dtype) or not work.multiplied * work.programs:

@@ -1,4 +1,4 @@
-"""How kernels by boxes lie over a problem: views, tiles, and what of it a program makes together."""
+"""How kernels by boxes cut up a problem: views, tiles, and the taps and parts that a program makes together."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from math import prod
 from convgen.kernels.config import Config, ceil_div
 from convgen.kernels.problem import LocalDim, Problem
 
-MOST_TAPS = 16  # of a step: each is a product of its own
+MOST_TAPS = 16  # the most taps of a step: each is a product of its own
 
 
 def is_paired(d: LocalDim) -> bool:
@@ -16,7 +16,7 @@ def is_paired(d: LocalDim) -> bool:
 
 
 def view_rank(problem: Problem, tensor: str) -> int:
-    """Dimensions of an activation's view: samples, rows and their pairs, channels."""
+    """The number of dimensions of an activation's view: samples, rows and their pairs, channels."""
     pairs = tensor == "x" and problem.phase != "backward_data"
     return 2 + len(problem.dims) + sum(pairs and is_paired(d) for d in problem.dims[:-1])
 
@@ -44,7 +44,7 @@ def is_turned(problem: Problem, config: Config) -> bool:
         "backward_filter": (tile["BF"], tile["BC"]),
     }[problem.phase]
     if taps_together(problem, config) > 1:
-        return columns == 64 and rewrites(problem)  # dy is the columns: written back once for all taps
+        return columns == 64 and rewrites(problem)  # with dy as the columns: it is written back once for all taps
     if columns < 64:
         return False
     if problem.dtype == "tfloat32" and problem.phase == "backward_data":
@@ -69,15 +69,15 @@ def rewrites(problem: Problem) -> bool:
 
 
 def pieces(problem: Problem, config: Config) -> int:
-    """Programs that share the steps of a tile of y, or of x's gradient; the sum's order is fixed."""
+    """How many programs share the steps of a tile of y, or of x's gradient; the order of the sum is fixed."""
     whole = problem.rim is not None or problem.phase == "backward_filter"
     by_phase = problem.phase == "backward_data" and any(d.stride > 1 for d in problem.dims)
     return 1 if whole or by_phase else config.split
 
 
 def taps_together(problem: Problem, config: Config) -> int:
-    """Taps that a program of a filter gradient makes, all or those of the last dimensions: of few channels, dy is read
-    once for them. As many as a thread's sums fit for, 16 at most.
+    """How many taps a program of a filter gradient makes together, all or those of the last dimensions, so that dy is
+    read once for them where channels are few: as many as a thread can hold the sums of, 16 at most.
     """
     tile, taps = config.tile, problem.taps
     if problem.phase != "backward_filter" or tile["BC"] > 64 or tile["BF"] < 64:
@@ -85,9 +85,9 @@ def taps_together(problem: Problem, config: Config) -> int:
     half = problem.element_bytes == 2
     if problem.dtype == "float64" or (problem.dtype == "float32" and config.warps > 4):
         return 1  # eight warps make 20 matrix instructions of float32 where 12 do
-    # Numbers a thread that spill nowhere, beside what it holds of the operands.
+    # Sums that a thread can hold beside its part of the operands without a spill.
     most = 128 if half and tile["BC"] <= 16 and problem.rim is None else 96 if half or tile["BC"] == 64 else 72
-    # More warps, or a few pixels of two bytes, would issue more than they multiply.
+    # With more warps, or a few pixels of two bytes, issuing takes longer than multiplying.
     all_taps = config.warps == 4 and (not half or tile_pixels(problem, config) >= 128)
     for i, d in enumerate(problem.dims):
         fits = taps <= MOST_TAPS and taps * tile["BF"] * tile["BC"] <= most * 32 * config.warps
@@ -98,8 +98,8 @@ def taps_together(problem: Problem, config: Config) -> int:
 
 
 def parts_together(problem: Problem, config: Config) -> int:
-    """Parts of dy that a program of a filter gradient reads at once: those of few filters fill the rows of a matrix
-    instruction together, which are 64. What lies behind the last part is zero."""
+    """How many parts of dy a program of a filter gradient reads at once: parts with few filters together fill the 64
+    rows of a matrix instruction. What lies behind the last part is zero."""
     filters, rows = problem.filters, config.tile["BF"]
     if problem.phase != "backward_filter" or problem.y_parts == 1 or problem.element_bytes != 2:
         return 1
@@ -107,7 +107,7 @@ def parts_together(problem: Problem, config: Config) -> int:
 
 
 def filter_tiles(problem: Problem, config: Config) -> int:
-    """Tiles of filters, of all parts."""
+    """The number of tiles of filters, over all parts."""
     if (parts := parts_together(problem, config)) > 1:
         return ceil_div(problem.y_parts, parts)
     return ceil_div(problem.filters, config.tile["BF"]) * problem.y_parts

@@ -24,7 +24,7 @@ from convgen.kernels.words import CHANNEL, DimWords, Words, constant, times
 
 
 def _within(outer: str, extent: int | str, inner: str) -> str:
-    """The number of what is `inner` of so many within `outer`."""
+    """The number of the element that is `inner` of `extent` within `outer`."""
     if outer == "0":
         return inner
     return f"{f'({outer})' if ' ' in outer else outer} * {extent} + {inner}"
@@ -35,29 +35,29 @@ def _transposed(text: str) -> str:
 
 
 class BoxWords(PhaseWords):
-    """Boxes of memory, named by their corner; parts of an operand follow each other as samples do."""
+    """Words for boxes of memory, which their corners name; parts of an operand follow each other as samples do."""
 
-    sums_kept = False  # whether a filter gradient's pieces stay as they are, for a launch behind that adds them
+    sums_kept = False  # whether a filter gradient's pieces are left to a launch behind, which adds them
 
     @property
     def by_pointers(self) -> Words | None:
-        """Whose words say where each element of the result lies; None where it is copied as a box."""
+        """The words that say where each element of the result lies; None where it is copied as a box."""
         return self if self.by_phase else None
 
     def weight_made(self) -> tuple[str, str]:
-        """From the start of w's gradient to filter f, and from there to channel c of the tap."""
+        """The distance from the start of w's gradient to filter f, and from there to channel c of the tap."""
         return self.weight()
 
     @property
     def by_phase(self) -> bool:
-        """Backward-data with a stride."""
+        """Whether the phase is backward-data with a stride."""
         return self.problem.phase == "backward_data" and bool(self.strided)
 
     def is_turned(self, config: Config) -> bool:
         return is_turned(self.problem, config)
 
     def product(self, config: Config, first: str, second: str) -> str:
-        """acc plus a product, the other way round where that has the shorter side first."""
+        """The text of acc plus a product; its factors are exchanged where the product is turned."""
         if self.is_turned(config):
             first, second = _transposed(second), _transposed(first)
         return f"acc = tl.dot({self.operand(first)}, {self.operand(second)}, acc{self.precision})"
@@ -89,11 +89,11 @@ class BoxWords(PhaseWords):
         return parts_together(self.problem, config)
 
     def merged_tiles(self, config: Config) -> int:
-        """Tiles of filters where a tile has those of several parts."""
+        """The number of tiles of filters, where a tile has filters of several parts."""
         return filter_tiles(self.problem, config)
 
     def together(self, taps: int) -> list[DimWords]:
-        """The last dimensions, those that have so many taps together."""
+        """The last dimensions that have so many taps together."""
         found = list[DimWords]()
         for d in reversed(self.tapped):
             if prod(e.taps for e in found) < taps:
@@ -133,7 +133,7 @@ class BoxWords(PhaseWords):
 
     @property
     def read(self) -> str:
-        """Side of the activation that may have a halo: x, but y in backward-data."""
+        """The activation that may have a halo: x, but y in backward-data."""
         return "y" if self.problem.phase == "backward_data" else "x"
 
     def box_arguments(self, config: Config) -> str:
@@ -160,22 +160,23 @@ class BoxWords(PhaseWords):
 
     @property
     def blocks(self) -> list[str]:
-        """What rows are read from: the tensor, or the rank's own block and the boxes around it."""
+        """Names of what rows are read from: the tensor, or the rank's own block and the boxes around it."""
         rims = range(self.rims) if self.problem.rim is not None else ()
         return [self.pointer(self.read), *(f"rim{i}" for i in rims)]
 
     @property
     def rows(self) -> list[str]:
-        """Names of where the rows of each of these begin, and in capitals of how many there are."""
+        """Names of the first rows of each of these blocks, and in capitals of their numbers of rows."""
         return ["own", *self.blocks[1:]]
 
     def there(self, block: str) -> str:
-        """That a rank has such a block."""
+        """The condition that a rank has such a block."""
         rows = self.rows[self.blocks.index(block)].upper()
         return " * ".join(f"{rows}_{d.letter.upper()}" for d in self.dims) + " > 0"
 
     def block_taps(self, block: str) -> list[str]:
-        """First tap and count of those that read a row of a block for a box of pixels; all, where it has all rows."""
+        """Lines that find the first tap, and the number of taps, that read a row of a block for a box of pixels; all
+        taps, where the block has all rows."""
         lines: list[str] = []
         for d, (corner, _, tile) in zip(self.dims, self.corner, strict=True):
             if d.taps == 1:
@@ -193,7 +194,8 @@ class BoxWords(PhaseWords):
         return lines
 
     def block_boxes(self, block: str, together: int) -> list[str]:
-        """First row and count of the boxes of y whose tap, or any of those made together, reads a block."""
+        """Lines that find the first row and the number of the boxes of y whose tap, or any of the taps made together,
+        reads a block."""
         lines: list[str] = []
         for d, (corner, extent, tile) in zip(self.dims, self.corner, strict=True):
             lo, n, whole = self._block_rows(block, d)
@@ -226,7 +228,7 @@ class BoxWords(PhaseWords):
         return f"{', '.join(d.k for d in self.tapped)} = {', '.join(parts)}"
 
     def block_corner(self) -> list[str]:
-        """From the number of a box among those of a block to its corner; samples are slowest."""
+        """Lines that find a box's corner by its number among a block's boxes; samples are slowest."""
         lines: list[str] = []
         inner = ""
         for d, (corner, _, tile) in reversed(list(zip(self.dims, self.corner, strict=True))):
@@ -235,10 +237,10 @@ class BoxWords(PhaseWords):
         return [*lines, f"n = box{inner} * TN"]
 
     def host_boxes(self, config: Config, samples: int = 0) -> str:
-        """Boxes that cover all samples and rows, where a launch is prepared.
+        """The host's text of how many boxes cover all samples and rows.
 
         Args:
-            samples: of a box, if not as many as it has.
+            samples: a box's samples, if not as many as the tile has.
         """
         words = [f"ceil_div(s.n, {samples or config.tile['TN']})"]
         for i, d in enumerate(self.dims):
@@ -257,23 +259,24 @@ class BoxWords(PhaseWords):
 
     @property
     def corner(self) -> list[tuple[str, str, str]]:
-        """Of a box's rows, outermost first: coordinate of its corner, extent to cover, and that of the box."""
+        """For each dimension of a box's rows, outermost first: its corner's coordinate, the extent to cover, and the
+        box's extent."""
         made = "x" if self.problem.phase == "backward_data" else "y"
         names = self.phase_rows if self.by_phase else [getattr(d, made) for d in self.dims]
         return [(n, n.upper(), f"T{d.letter.upper()}") for n, d in zip(names, self.dims, strict=True)]
 
     @property
     def box_count(self) -> str:
-        """Boxes that cover all samples and rows."""
+        """How many boxes cover all samples and rows."""
         return f"tl.cdiv(N, TN) * {self.sample_boxes}"
 
     @property
     def sample_boxes(self) -> str:
-        """Boxes that cover a sample's rows."""
+        """How many boxes cover a sample's rows."""
         return " * ".join(f"tl.cdiv({extent}, {tile})" for _, extent, tile in self.corner)
 
     def corner_lines(self, number: str) -> list[str]:
-        """From a box's number to its corner; samples are slowest."""
+        """Lines that find a box's corner by its number; samples are slowest."""
         lines: list[str] = []
         inner = ""
         for name, extent, tile in reversed(self.corner):
@@ -282,7 +285,7 @@ class BoxWords(PhaseWords):
         return [*lines, f"n = {number}{inner} * TN"]
 
     def pixel_lines(self) -> list[str]:
-        """From a box's corner to sample and rows of each pixel that is made, and which of them there are."""
+        """Lines that find, from a box's corner, sample and rows of each pixel that is made, and which pixels exist."""
         lines, inside = [f"pixel = tl.arange(0, {self.box_pixels})"], list[str]()
         sample, rows = self._of_pixels
         for row, d in reversed(list(zip(rows, self.dims, strict=True))):
@@ -302,7 +305,8 @@ class BoxWords(PhaseWords):
         return f"n + pixel{inner}", rows
 
     def box_place(self, tensor: str, *, made: bool = False, block: str = "") -> str:
-        """Corner in the view of an activation: of what is made, or of what a tap reads for it, of a block's rows."""
+        """The corner, in an activation's view, of the box that is made, or of the box of a block's rows that a tap
+        reads for it."""
         words = ["n"]
         if self.parts(tensor) > 1:
             own = has_part(self.problem, tensor)
@@ -337,7 +341,7 @@ class BoxWords(PhaseWords):
         return ", ".join([*words, channel])
 
     def weights_box(self, config: Config) -> str:
-        """Weights of a step: filters by channels, of a tap."""
+        """The text of a step's weights: filters by channels of one tap."""
         tap = "tap" if self.problem.taps > 1 else "0"
         if self.tapped and (self.by_phase or self.problem.rim is not None):
             tap = "0"
@@ -350,7 +354,7 @@ class BoxWords(PhaseWords):
         return f"w.load([{_within(f_part, 'F', 'f')}, {_within(column, 'C', 'c')}])"
 
     def box_descriptors(self, config: Config) -> list[tuple[str, list[str]]]:
-        """For each tensor of the launch what boxes_of_memory is told; nothing where pointers are used."""
+        """For each tensor of the launch, the arguments of boxes_of_memory; none where pointers are used."""
         p, tile = self.problem, config.tile
         w = f"({p.y_parts}, s.filters, {p.taps}, {p.x_parts}, s.channels)", f"[1, {tile['BF']}, 1, 1, {tile['BC']}]"
         if lies_flat(p, config):
@@ -368,7 +372,7 @@ class BoxWords(PhaseWords):
         return [(name, texts.get(name, [])) for name in self.tensors(self.second_sum(config))]
 
     def passed_boxes(self, tensor: str, view: list[str]) -> str:
-        """The argument of the launch that a tensor is: boxes of it, those of a block and its rim, or itself."""
+        """The launch's argument for a tensor: its boxes, those of a block and its rim, or the tensor itself."""
         if view in ([], ["*"]):
             return "*views" if view else tensor
         boxes = f"boxes_of_memory({tensor}, {', '.join(view)})"
@@ -387,11 +391,11 @@ class BoxWords(PhaseWords):
 
     @property
     def spare(self) -> str:
-        """A tensor that is never empty where something is launched."""
+        """The name of a tensor that is never empty where something is launched."""
         return "dy" if self.problem.phase == "backward_filter" else self.result
 
     def box_epilogue(self, made: str) -> list[str]:
-        """What is done with a box of what is made."""
+        """Lines of the epilogue of a box that is made."""
         place = self.box_place(made, made=True)
         shape, across = f"TN, {self.box_extents}, BF", f"B{CHANNEL[made].upper()}"
 
@@ -407,7 +411,7 @@ class BoxWords(PhaseWords):
         return epilogues.lines(self.problem.epilogue, element, vector, keep)
 
     def box_moments(self, config: Config) -> list[str]:
-        """Moments of a box of what is made: of its pixels that there are."""
+        """Lines that make moments of a box that is made, of the pixels that exist."""
         sample, rows = self._of_pixels
         inside = [f"({row} < {extent})" for row, (_, extent, _) in zip(rows, self.corner, strict=True)]
         there, filters = " & ".join(inside), "f + tl.arange(0, BF)"
@@ -420,15 +424,15 @@ class BoxWords(PhaseWords):
         return [f"pixel = tl.arange(0, {self.box_pixels})", *lines]
 
     def _moments_by_sample(self, config: Config) -> bool:
-        """Whether a box has samples of which each has moments of its own."""
+        """Whether each sample of a box has moments of its own."""
         return self.problem.moments == "samples" and config.tile["TN"] > 1
 
     def host_pieces(self, config: Config) -> str:
-        """Boxes that have moments, where a launch is prepared."""
+        """The host's text of how many boxes have moments."""
         return self.host_boxes(config, samples=1 if self._moments_by_sample(config) else config.tile["TN"])
 
     def view_of_y(self, config: Config) -> list[str]:
-        """y or dy as boxes_of_memory is told: shape, and box."""
+        """The arguments of boxes_of_memory for y or dy: shape and box."""
         if (parts := self.parts_together(config)) > 1:
             rows = ", ".join(str(config.tile[f"T{d.letter.upper()}"]) for d in self.dims)
             box = f"[{parts}, {config.tile['TN']}, {rows}, {self.problem.filters}]"
@@ -436,7 +440,7 @@ class BoxWords(PhaseWords):
         return [f"({self._samples('y')}, *s.y, s.filters)", self._box(config, (), "y")]
 
     def read_dy(self, config: Config) -> str:
-        """A box of dy as pixels by filters, in a filter gradient."""
+        """The text that reads a box of dy as pixels by filters, in a filter gradient."""
         if (parts := self.parts_together(config)) > 1:
             place = ", ".join([f"tile_f * {parts}", "n", *(corner for corner, _, _ in self.corner), "0"])
             loaded = f"dy.load([{place}]).reshape({parts}, {self.box_pixels}, F)"
@@ -454,7 +458,7 @@ class BoxWords(PhaseWords):
         return f"[{', '.join(extents)}, {config.tile[f'B{CHANNEL[tensor].upper()}']}]"
 
     def _view_of_x(self, config: Config) -> list[str]:
-        """x as its rows are read: shape, box, and which rows are left out."""
+        """The arguments of boxes_of_memory for x: shape, box, and which rows are left out."""
         shape, own = [self._samples("x")], 1 + has_part(self.problem, "x")
         every, first = ["1"] * own, ["0"] * own
         channels, pairs = "s.channels", list[str]()

@@ -1,4 +1,4 @@
-"""Modules of kernels that a network for a GPU has beside those of its convolutions and norms, by their files' names."""
+"""The other modules of kernels of a network for a GPU, beside those of its convolutions and norms, by file name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ FILES = (add.FILE, draws.FILE)
 
 
 def network_modules(program: Program) -> dict[str, str]:
-    """Of sums of what ranks have sent, where there are several; and of what is drawn, where something is."""
+    """The modules of ordered sums, if there are several ranks, and of random draws, if the network draws."""
     found: dict[str, str] = {}
     if program.grid.ranks > 1:
         found[add.FILE] = add.sums_module()

@@ -1,4 +1,4 @@
-"""Kernels of a network's chains of rows element by element on a GPU: a file for each, from the rows' own text."""
+"""Kernels of a network's chains on a GPU: a file for each chain of elementwise rows, made from the rows' own text."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from convgen.operations.chains import MADE, ElementChain
 from convgen.operations.fused import Fused
 from convgen.program.network import Program
 
-PLACES = {"ncp": "at", "np": "row", "nc": "s * C + c", "c": "c", "n": "s", "": "0"}  # of an element of each kind
-THERE = {"ncp": "there", "np": "is_row", "nc": "of", "c": "of"}  # which of them there are
+PLACES = {"ncp": "at", "np": "row", "nc": "s * C + c", "c": "c", "n": "s", "": "0"}  # where an element lies, by kind
+THERE = {"ncp": "there", "np": "is_row", "nc": "of", "c": "of"}  # the mask of those that exist
 SPREAD = {"ncp": "", "np": "[:, None]", "nc": "[None, :]", "c": "[None, :]", "n": "", "": ""}
 SUMMED = {"np": "tl.sum({g}, 1)", "nc": "tl.sum({g}, 0)", "c": "tl.sum({g}, 0)", "n": "tl.sum({g})", "": "tl.sum({g})"}
 
@@ -22,7 +22,7 @@ class Given(NamedTuple):
 
     Attributes:
         lies: as `ChainStep.lies` has it.
-        load: of its elements; `summed`: of a gradient {g} what is of one of them.
+        load: the text that loads its elements; `summed`: the text of one element's gradient, from the gradients {g}.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Given(NamedTuple):
 
     @property
     def is_tiled(self) -> bool:
-        """Whether it has other elements in each tile of a program's pixels."""
+        """Whether it has different elements in each tile of a program's pixels."""
         return "p" in self.lies
 
 
@@ -41,7 +41,7 @@ class ChainFile:
     """A file of a chain's kernels.
 
     Attributes:
-        name: of the file; said: the rows' names.
+        name: the file's; said: the rows' names.
     """
 
     name: str
@@ -73,7 +73,7 @@ def _given(k: int, lies: str) -> Given:
 
 
 def _read(chain: ElementChain, n: int) -> list[str]:
-    """Names of what a step reads."""
+    """The names of the values that a step reads."""
     return [f"v{n - 1}" if k == MADE else f"e{k}" for k in chain.steps[n].sources]
 
 
@@ -83,7 +83,7 @@ def _made(chain: ElementChain) -> Iterator[str]:
 
 
 def _back(chain: ElementChain) -> Iterator[str]:
-    """Gradients: g0, g1, ... of operands, d0, d1, ... of what steps make; the last one's is there."""
+    """Lines that make gradients: g0, g1, ... of operands, d0, d1, ... of steps' results; the last result's is given."""
     for n in reversed(range(len(chain.steps))):
         s, read = chain.steps[n], _read(chain, n)
         for source, text in zip(s.sources, s.step.backs, strict=True):
@@ -92,7 +92,7 @@ def _back(chain: ElementChain) -> Iterator[str]:
 
 
 def chain_files(program: Program) -> tuple[ChainFile, ...]:
-    """Of a program's chains, those that are alike once."""
+    """Files for a program's chains; chains that are alike share one."""
     found: dict[str, ChainFile] = {}
     for row in program.rows:
         operation = row.bound.operation

@@ -43,12 +43,12 @@ def choose_kernels(layer: Layer, schedule: Schedule, space: Space) -> tuple[Kern
 
 
 def choose(problems: tuple[Problem, ...], target: Target) -> Kernel:
-    """The first family, in their order, that can all ranks' problems; sized for the one with most to do.
+    """A kernel of the first family that can do all ranks' problems; its sizes are for the rank with most to do.
 
-    Where channels are not last, or elements are of 4 bytes, the one of the least estimated time: whether it pays to
-    make them last depends on how much there is to convolve, and threads copy by 4 bytes what has to lie by what is
-    summed. So does whether blocks of pixels pay where filters or channels are few. On a CPU it is ATen's plain call,
-    also where a rank has nothing to do.
+    The least estimated time decides where channels are not last, where elements have 4 bytes, and where filters or
+    channels are few: whether it pays to make channels last, to copy by 4 bytes what must lie by the summed index, or to
+    make blocks of pixels, depends on how much there is to convolve. On a CPU the kernel is ATen's plain call, also
+    where a rank has nothing to do.
     """
     if target.is_cpu:
         return Kernel(problems, Config("aten", warps=0, stages=0), target)
@@ -70,7 +70,7 @@ def choose(problems: tuple[Problem, ...], target: Target) -> Kernel:
 
 
 def _pinned(text: str, phase: str, problems: tuple[Problem, ...], target: Target) -> Kernel:
-    """A kernel by its text."""
+    """The kernel that a layer names by its text."""
     path = ("options", "kernels", phase)
     try:
         config = parse_config(text)
@@ -82,7 +82,7 @@ def _pinned(text: str, phase: str, problems: tuple[Problem, ...], target: Target
         raise InputError(f"{config.family} is no family of kernels for {target}", path, hint=f"one of {known}")
     problem = largest(problems)
     busy = [p for p in problems if p.flops] or [problem]
-    for p in busy if target.is_cpu else problems:  # a CPU's module does not come here where nothing is to do
+    for p in busy if target.is_cpu else problems:  # where a rank has nothing to do a CPU's module calls no kernel
         if (why := made.refusal(p, target)) is not None:
             fact = f"{config.family} can't {phase} here: {why}"
             raise InputError(fact, path, hint="another family, or no word on this phase")
@@ -93,7 +93,7 @@ def _pinned(text: str, phase: str, problems: tuple[Problem, ...], target: Target
 
 
 def misfit(config: Config, example: Config, problems: Sequence[Problem], target: Target) -> str | None:
-    """What is wrong with a configuration's numbers; None if nothing is.
+    """Words for what is wrong with a configuration's numbers; None if nothing is.
 
     Args:
         example: the family's default for these problems, one a rank.
@@ -113,11 +113,11 @@ def misfit(config: Config, example: Config, problems: Sequence[Problem], target:
 
 
 def _cpu_misfit(config: Config, example: Config, problems: Sequence[Problem]) -> str | None:
-    """Of what ATen's calls are arranged by."""
+    """Words for what is wrong with numbers that arrange ATen's calls; None if nothing is."""
     usual = example.tile
     if config.tile.keys() != usual.keys() or config.warps or config.stages or config.split != 1:
         return f"it wants {', '.join(usual) or 'no numbers'}"
-    fixed: dict[str, str] = {}  # what has to be as usual, and why
+    fixed: dict[str, str] = {}  # numbers that must have their usual value, and why
     if any(p.groups > 1 for p in problems):
         fixed |= dict.fromkeys(("C", "F", "cut"), "groups' channels lie side by side")
     if problems[0].phase == "backward_filter" and problems[0].element_bytes == 2:
@@ -133,7 +133,7 @@ def _cpu_misfit(config: Config, example: Config, problems: Sequence[Problem]) ->
 
 
 def local_problems(layer: Layer, schedule: Schedule, space: Space, step: Compute) -> tuple[Problem, ...]:
-    """What each rank convolves in a step."""
+    """The local problem of each rank in a step."""
     types, forms = schedule.types(), schedule.forms()
     made: dict[str, Step] = {s.result: s for _, s in schedule.steps()}
     operands = {types[v].tensor: types[v] for v in step.inputs} | {step.type.tensor: step.type}
@@ -166,7 +166,7 @@ def local_problems(layer: Layer, schedule: Schedule, space: Space, step: Compute
 
 
 def _parts(schedule: Schedule, space: Space, value: str, made: dict[str, Step]) -> int:
-    """In how many parts a value comes."""
+    """The number of parts, along channels, in which a value comes."""
     types, step = schedule.types(), made[value]
     if isinstance(step, Convert):
         cut, over = types[step.source], step.over
@@ -185,9 +185,9 @@ def plain_problem(
     memory_format: str,
     parts: Mapping[str, int] = MappingProxyType({"x": 1, "y": 1}),
 ) -> Problem:
-    """What a rank with these frames of x, w and y convolves in a phase, without bias and rim.
+    """The problem of a rank with these frames of x, w and y in a phase, without bias and rim.
 
-    A transposed convolution's problem is that of the convolution of the same sum: its forward makes what is x there.
+    A transposed convolution's problem is that of the convolution of the same sum, whose x its forward makes.
 
     Args:
         parts: in how many parts the channels of x and the filters of y come.
@@ -197,7 +197,7 @@ def plain_problem(
     parts = {conv.direct_tensor(t): count for t, count in parts.items()}
     extent = {t: np.maximum(box[:, 1] - box[:, 0], 0) for t, box in frames.items()}
     groups = max(1, int(extent["x"][1]) // max(1, int(extent["w"][1]))) if conv.groups > 1 else 1
-    if conv.groups > 1 and not extent["x"][1]:  # a rank without a group: w's channels say nothing
+    if conv.groups > 1 and not extent["x"][1]:  # a rank without a group: its frame of w has no channels to count
         extent["w"] = np.zeros_like(extent["w"])
     dims: list[LocalDim] = []
     for i, s in enumerate(conv.spatial):

@@ -17,8 +17,8 @@ class Config:
     Attributes:
         tiles: extents of a program's tile by the name they have in the kernel: BP pixels, BF filters, BC channels.
         warps, stages: of a GPU's program; 0 where ATen convolves.
-        split: pieces that what is summed is cut into, each summed by programs of its own: backward-filter's pixels, and
-            of boxes the steps of a tile.
+        split: how many pieces the sum is cut into, each summed by programs of its own: backward-filter's pixels are
+            cut, and for the family by boxes the steps of a tile.
     """
 
     family: str
@@ -32,7 +32,7 @@ class Config:
         return dict(self.tiles)
 
     def __str__(self) -> str:
-        """`pointer BP=64 BF=64 BC=32 warps=4 stages=3 split=2`; what is zero, and a split of 1, stay away."""
+        """`pointer BP=64 BF=64 BC=32 warps=4 stages=3 split=2`; zeros, and a split of 1, are left out."""
         rest = (("warps", self.warps), ("stages", self.stages), ("split", self.split if self.split > 1 else 0))
         words = [f"{n}={v}" for n, v in self.tiles] + [f"{n}={v}" for n, v in rest if v]
         return " ".join([self.family, *words])
@@ -45,7 +45,7 @@ def parse_config(text: str) -> Config:
     """The configuration that prints as this text.
 
     Raises:
-        InputError: it is none.
+        InputError: no configuration prints as this text.
     """
     family, *words = text.split() or [""]
     if not family:
@@ -82,7 +82,7 @@ def largest(problems: Sequence[Problem]) -> Problem:
 
 
 def even(problems: Sequence[Problem], config: Config) -> frozenset[str]:
-    """Of "c" and "f" those whose tiles divide their extent on every rank."""
+    """The ones of "c" and "f" whose tiles divide their extent on every rank."""
     tiles = config.tile
     extents = {"c": ("BC", [p.channels for p in problems]), "f": ("BF", [p.filters for p in problems])}
     return frozenset(
@@ -91,14 +91,15 @@ def even(problems: Sequence[Problem], config: Config) -> frozenset[str]:
 
 
 def alignment(problems: Sequence[Problem], tensor: str) -> int:
-    """Elements, of 16 bytes at most, that every pixel of x or y begins at a multiple of."""
+    """The number of elements, 16 bytes at most, at a multiple of which every pixel of x or y begins."""
     if not problems[0].channels_last:
         return 1
     return problems[0].vector(*(p.channels if tensor == "x" else p.filters for p in problems))
 
 
 def rows_alignment(problems: Sequence[Problem], tensor: str) -> int:
-    """Elements, of 16 bytes at most, that a sample's rows of x or y are a multiple of where they lie side by side."""
+    """The number of elements, 16 bytes at most, of which a sample's rows of x or y are a multiple where they lie side
+    by side."""
     if problems[0].channels_last:
         return 1
     return problems[0].vector(*(prod(d.x if tensor == "x" else d.y for d in p.dims) for p in problems))

@@ -1,4 +1,4 @@
-"""Steps behind a kernel's sum, element by element, as lines of its text: what a network does with a convolution."""
+"""The steps that a kernel does element by element behind its sum, as lines of its text."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from convgen.operations.row import Epilogue
 
 
 def keeps(epilogue: Epilogue) -> bool:
-    """Whether a gradient may be made of the sum itself, which then is written, too: of all steps but the last, the
-    result does not say what came before."""
+    """Whether backward needs the sum itself, which then is written, too: some step's gradient reads that step's input,
+    or the result of a step that isn't the last."""
     return any(s.back == "input" for s in epilogue) or any(s.back == "result" for s in epilogue[:-1])
 
 
@@ -19,7 +19,7 @@ def tensors(epilogue: Epilogue) -> list[str]:
 
 
 def operands(epilogue: Epilogue) -> Iterator[tuple[str, str]]:
-    """Name of each other operand, and how it lies."""
+    """The name of each other operand, and how it lies in memory."""
     kinds = (kind for step in epilogue for kind, _ in step.operands)
     return ((f"with_{n}", kind) for n, kind in enumerate(kinds))
 
@@ -27,12 +27,12 @@ def operands(epilogue: Epilogue) -> Iterator[tuple[str, str]]:
 def lines(
     epilogue: Epilogue, element: Callable[[str], str], vector: Callable[[str, int], str], keep: str, of: str = "acc"
 ) -> list[str]:
-    """What is done with the values of that name.
+    """Lines that do the steps on the values of the name `of`.
 
     Args:
-        element: text of the values of an operand that lies as the result does.
-        vector: of a vector over channels, that number of the operand.
-        keep: the statement that writes the sum; nothing where a gradient makes it again.
+        element: gives the text of the values of an operand that lies as the result does.
+        vector: gives the text of a vector over channels, by the operand's number.
+        keep: the statement that writes the sum; "" where a gradient makes it again.
     """
     found = ["if KEEP:", f"    {keep}"] if keep and keeps(epilogue) else []
     names = operands(epilogue)
@@ -46,5 +46,5 @@ def lines(
 
 
 def no_vector(name: str, n: int) -> str:
-    """For steps that have no vectors over channels, as those of norms."""
+    """A `vector` for steps that read no vectors over channels, as norms' steps."""
     raise AssertionError("a norm's steps read no vectors")

@@ -1,9 +1,9 @@
-"""Estimated time of a configuration before it is compiled: what ranks candidates, and chooses defaults. Never reported
-as measured.
+"""Estimated time of a configuration before it is compiled. It ranks candidates and chooses defaults, and is never
+reported as measured.
 
 Programs run in waves. A step takes a processor as long as its matrix instructions, the instructions that it issues,
 shared memory, L2 or waiting for memory; bytes of the operands bound the whole. bound.py has the same terms from what a
-kernel compiled to; here they are closed forms of its tile, and waiting and L2 are counted as well.
+kernel compiled to; here they are closed forms of the tile, and waiting and L2 are counted as well.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from convgen.kernels.sharing import bunches
 from convgen.kernels.work import Work, sum_bytes, whole_bytes
 from convgen.spec.target import Target
 
-# Roughly: of a processor, and what a loop waits for.
+# Rough rates of a processor, and the time that a loop waits for memory.
 REGISTERS, MOST_THREADS = 65536, 2048
 LATENCY_S = 7.0e-7
 PROLOGUE_S = 1.5e-6
-SUMMED = 32  # pieces of a filter gradient that the launch which adds them reads before it waits
-SUMMED_AT_ONCE = 4  # that the last program of a tile reads before it waits
-ARRIVAL_S = 1.5e-6  # writing a piece, counting it, and finding that it is the last
+SUMMED = 32  # pieces of a filter gradient that the adding launch asks for before it waits
+SUMMED_AT_ONCE = 4  # pieces that the last program of a tile asks for before it waits
+ARRIVAL_S = 1.5e-6  # to write a piece, count it, and find that it is the last
 
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """What a device does at most: products of a dtype twice a second, bytes of its memory, and an empty launch."""
+    """A device's ceilings: flops a second in a dtype, bytes of memory a second, and the seconds of an empty launch."""
 
     flops_per_s: float
     bytes_per_s: float
@@ -37,7 +37,7 @@ class Ceilings:
 
 
 def data_sheet(target: Target, dtype: str) -> Ceilings:
-    """Of tuning/machines, which says where its numbers are from."""
+    """The ceilings in tuning/machines, which says where its numbers are from."""
     machine = load_machine(target.kind)
     return Ceilings(dict(machine.peak_flops)[dtype], machine.memory_bytes_per_s, machine.launch_s)
 
@@ -73,7 +73,7 @@ def adding_s(w: Work, target: Target) -> float:
 
 
 def step_s(p: Problem, config: Config, w: Work, target: Target, device: Ceilings) -> float:
-    """Seconds of a processor for a step of one program."""
+    """Seconds that a processor takes for a step of one program."""
     rows, columns, _ = w.tile
     rates = RATES.get(target.arch)
     read = w.step_bytes(p.element_bytes)
@@ -81,12 +81,12 @@ def step_s(p: Problem, config: Config, w: Work, target: Target, device: Ceilings
         # Matrix units want tiles of 64x64 and more.
         fill = min(1.0, rows / 64) * min(1.0, columns / 64) if w.matrix else 0.1
         rate = device.flops_per_s / target.processors * max(fill, 1 / 16)
-        return max(2 * w.multiplied / rate, read * w.scattered / 5.0e10)
+        return max(2 * w.multiplied / rate, read * w.scattered / 5.0e10)  # bytes a second of a processor, roughly
     return max(step_cycles(p, config, w, target).values()) / rates.clock_hz
 
 
 def busy_s(p: Problem, config: Config, w: Work, target: Target, device: Ceilings) -> float:
-    """Seconds of all steps, programs spread evenly, where nothing waits, for L2 neither."""
+    """Seconds of all steps with programs spread evenly, if nothing waits, not even for L2."""
     rates, waves = RATES.get(target.arch), ceil_div(w.programs, target.processors)
     if rates is None or not rates.of(p.dtype):
         return step_s(p, config, w, target, device) * w.steps * waves
@@ -95,7 +95,8 @@ def busy_s(p: Problem, config: Config, w: Work, target: Target, device: Ceilings
 
 
 def step_cycles(p: Problem, config: Config, w: Work, target: Target) -> dict[str, float]:
-    """Of a processor with matrix units for a step: to multiply, to issue instructions, of shared memory, of L2."""
+    """Cycles that a processor with matrix units takes for a step: to multiply, to issue, for shared memory and for
+    L2."""
     rows, columns, _ = w.tile
     muls = FLOAT32_PRODUCTS if p.dtype == "float32" else 1
     filled = max(rows, 64) * max(columns, 8) / (rows * columns)
@@ -108,15 +109,15 @@ def step_cycles(p: Problem, config: Config, w: Work, target: Target) -> dict[str
 
 
 def splitting(p: Problem, config: Config, w: Work, target: Target) -> float:
-    """Instructions a step and warp that round operands to TF32, or split them."""
+    """Instructions of a warp in a step that round operands to TF32, or split them."""
     each = {"tfloat32": 0 if w.rounded else 6, "float32": 9}.get(p.dtype, 0)
     return each * w.step_bytes(1) / (config.warps * target.warp)
 
 
 def shared_bytes(w: Work, warps: int, element_bytes: int, products: int) -> float:
-    """Of a step: both operands are written once; a group of four warps reads its rows of the first, and all of the
-    second's columns for each 64 rows and product. Rewritten, columns are read once more, and written once a product
-    but one: two parts of float32 make three products."""
+    """Bytes that a step moves in shared memory. Both operands are written once; a group of four warps reads its rows of
+    the first, and all columns of the second for each 64 rows and product. Columns that are rewritten are read once
+    more, and written once for each product but one: two parts of float32 make three products."""
     rows, columns, summed = w.tile
     groups = max(1, warps // 4)
     across = groups // max(1, min(groups, rows // 64))

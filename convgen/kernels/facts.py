@@ -1,7 +1,8 @@
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportUnknownParameterType=false
 # (triton has no types)
-"""What a kernel compiles to, with no GPU: registers, spills, shared memory, matrix instructions, loads, its loop.
+"""Facts of what a kernel compiles to, found without a GPU: registers, spills, shared memory, matrix instructions,
+loads, its loop.
 
 A launch is recorded by running the module's own launching function on tensors without memory, so that what is compiled
 is what will run: the same arguments, specialised as Triton specialises them. Triton's wheel has all
@@ -54,11 +55,11 @@ class Facts:
     """Static resources of one compiled kernel.
 
     Attributes:
-        registers: of a thread. spill_bytes: of a thread, stored to memory for want of registers.
-        shared_bytes: of a program.
-        matrix_instructions: in the text (mma, wgmma, tcgen05.mma or mfma), not executed.
-        widest_global_load_bytes: of one thread's access; a tensor copy counts as 16.
-        loop: that holds the matrix instructions; None where there is none, no assembler to ask, or nobody asked.
+        registers: how many a thread has. spill_bytes: what a thread stores to memory for want of registers.
+        shared_bytes: what a program takes.
+        matrix_instructions: how many the text has (mma, wgmma, tcgen05.mma or mfma), however often they run.
+        widest_global_load_bytes: the widest access of one thread; a tensor copy counts as 16.
+        loop: the one with the matrix instructions; None where there is none, no assembler to ask, or nobody asked.
     """
 
     registers: int
@@ -88,7 +89,7 @@ class Launch:
 
 
 def launches(kernel: Kernel, problem: Problem) -> list[Launch]:
-    """What a kernel launches for one rank's problem."""
+    """The launches of a kernel for one rank's problem."""
     module = load_text(kernel_module([kernel]))
     found: list[Launch] = []
 
@@ -125,7 +126,8 @@ def launches(kernel: Kernel, problem: Problem) -> list[Launch]:
 
 
 def _given(before: Before, read: torch.Tensor, p: Problem) -> tuple[Any, ...]:
-    """Of a norm: vectors, tensors that lie as what is read does, and how many elements a channel there are."""
+    """A norm's arguments: vectors, tensors that lie as the activation does, and the number of elements of each
+    channel."""
     channels = p.filters if p.phase == "backward_data" else p.channels
     wide = torch.empty(3 * channels, dtype=torch.float32, device="meta")
     of = {"found": wide, "total": p.pixels} | dict.fromkeys(VECTORS, wide[:channels])
@@ -133,13 +135,13 @@ def _given(before: Before, read: torch.Tensor, p: Problem) -> tuple[Any, ...]:
 
 
 def _thin_boxes(count: int, own: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Boxes of one row around a block of so many, on both sides of its first dimension."""
+    """Boxes of one row on both sides of a block's first dimension, `count` of them."""
     rest = own[1:]
     return tuple((0, own[0] if i % 2 else -1, *(0 for _ in rest), 1, *rest) for i in range(count))
 
 
 def facts(launch: Launch, target: Target, loops: bool = False) -> Facts:
-    """Compile a launch for a target; with `loops` its loop, too, for which it is disassembled.
+    """Compile a launch for a target; with `loops` also find its loop, for which it is disassembled.
 
     Raises:
         InternalError: the compiler refuses it; the text has its reason.
@@ -206,7 +208,7 @@ def _compile(source: Any, gpu: GPUTarget, options: dict[str, int], loops: bool) 
 
 
 def _loop(cubin: bytes, knobs: Any) -> Loop | None:
-    """Of the kernel as it is assembled, by the disassembler of Triton's wheel."""
+    """The loop of an assembled kernel, by the disassembler of Triton's wheel."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -272,7 +274,7 @@ def records(layer: str, kernels: Sequence[Kernel]) -> Iterator[dict[str, Any]]:
 
 
 def bound(kernel: Kernel, problem: Problem, launch: Launch, found: Facts) -> Bound | None:
-    """What a kernel's launch for a rank's problem can't be faster than; None of the sum behind it, and without a rate.
+    """The bound of a kernel's launch for a rank's problem; None for the sum behind it, and without a rate.
 
     Memory and launches are those of tuning/machines.
     """

@@ -1,4 +1,4 @@
-"""Symbolic index maps: where an element of an operand lies, as sympy, printed as Triton.
+"""Symbolic index maps: the address of an operand's element, as sympy, printed as Triton.
 
 A map is the memory order of an operand's coordinates. Kernels that convolve, pack and unpack print their
 addresses from the same maps: a tensor, or the parts that a collective delivers, is one more coordinate.
@@ -41,7 +41,7 @@ def expression(value: Name | Expr) -> Expr:
 
 
 def _sympy() -> Any:
-    """Imported when an address is printed: a cpu's modules have none."""
+    """The module sympy, imported when an address is printed: a CPU's modules have none."""
     import sympy  # pyright: ignore[reportMissingTypeStubs]
 
     return sympy
@@ -65,7 +65,7 @@ def show(value: Expr) -> str:
 
 
 def _place(factor: Expr) -> tuple[int, str]:
-    """Sums first, then coordinates, extents, numbers."""
+    """The key that sorts factors: sums first, then coordinates, extents and numbers."""
     kind = 0 if factor.is_Add else 3 if factor.is_Integer else 1 if str(factor).islower() else 2
     return kind, str(factor)
 

@@ -1,4 +1,5 @@
-"""A convolution by boxes inside of a phase whose tensors lie otherwise: a launch arranges what it reads."""
+"""A convolution by boxes inside of a phase whose tensors lie otherwise in memory: another launch arranges what it
+reads."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ class InnerWords(BoxWords):
     """The convolution by boxes: a kernel inside of the phase's.
 
     Attributes:
-        writer: words of the phase where its result lies as they say, not as boxes.
-        of_phase: the phase's name, where the convolution inside may be of another.
+        writer: the phase's words, if the result lies as they say; None if it lies as boxes.
+        of_phase: the phase's name; the convolution inside may be another phase.
     """
 
     writer: Words | None = None
@@ -50,10 +51,10 @@ class ArrangedWords(Words):
 
     @property
     def writer(self) -> Words | None:
-        """Where the result of the convolution inside lies, if not as boxes."""
+        """Words that say where the inner convolution's result lies; None if it lies as boxes."""
         raise NotImplementedError
 
-    sums_kept = False  # whether a launch behind adds the pieces of a filter gradient, and takes from them
+    sums_kept = False  # whether a launch behind adds a filter gradient's pieces and takes w's gradient from them
 
     def products(self, name: str, config: Config) -> str:
         """The kernel by boxes, and the function that launches it."""

@@ -1,4 +1,4 @@
-"""The loop of a kernel that holds its products, read from what the assembler made: instructions by class.
+"""The loop of a kernel that makes its products, read from the assembled code: instructions by class.
 
 A loop is where a branch goes back to. What a warp issues in one pass of it is counted, and what its matrix
 instructions multiply and read, which their names say: HGMMA.64x128x16 is one warp group's share of a step.
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-COPIES = ("copy 16", "copy 8", "copy 4", "copy 2", "tensor copy")  # bytes a thread, or by the copy engine
+COPIES = ("copy 16", "copy 8", "copy 4", "copy 2", "tensor copy")  # bytes of a thread, or by the copy engine
 CLASSES = ("matrix", *COPIES, "shared", "integer", "float", "wait", "other")
 
 _LABEL = re.compile(r"\s*(\.L[\w.$]*):")
@@ -38,13 +38,14 @@ class Loop:
     """One pass of a loop, by one warp.
 
     Attributes:
-        counts: instructions by class, those of CLASSES that there are.
-        products: that its matrix instructions make, a warp's share; 0 where their names don't say.
-        matrix_bytes: of shared memory that they read, a warp's share.
-        moved_bytes: that other instructions read from and write to shared memory; the copy engine's are not among them.
+        counts: the number of instructions of each of the CLASSES that occur.
+        products: a warp's share of the products that its matrix instructions make; 0 where their names don't say.
+        matrix_bytes: a warp's share of the bytes of shared memory that they read.
+        moved_bytes: bytes of shared memory that other instructions read and write, without the copy engine's.
         exposed: instructions of a warp while none of its matrix instructions is at work: behind a wait for all of them,
             up to the next one; 0 where the loop waits for earlier ones alone.
-        narrowest_copy: bytes a thread of its narrowest copy; 16 where only the copy engine copies, 0 where nothing is.
+        narrowest_copy: bytes that a thread moves by the narrowest copy; 16 if only the copy engine copies, 0 without
+            copies.
     """
 
     counts: tuple[tuple[str, int], ...]
@@ -66,7 +67,8 @@ class Loop:
 def matrix_loop(text: str) -> Loop | None:
     """The innermost loop with most matrix instructions of a kernel as nvdisasm prints it.
 
-    Where all steps are unrolled it is all from the first copy to the last matrix instruction; None without any.
+    Where all steps are unrolled, the loop is everything from the first copy to the last matrix instruction. None
+    without matrix instructions.
     """
     code, labels = _read(text)
     places = [i for i, line in enumerate(code) if _class(line) == "matrix"]
@@ -100,7 +102,7 @@ def _loops(code: Sequence[str], labels: dict[str, int]) -> Iterator[tuple[int, i
 
 
 def _words(line: str) -> list[str]:
-    """Name of an instruction and what follows its dots."""
+    """The name of an instruction and the words behind its dots."""
     return _GUARD.sub("", line).split()[0].split(".")
 
 
@@ -122,7 +124,7 @@ def _class(line: str) -> str:
 
 
 def _width(words: Sequence[str]) -> int:
-    """Bytes of a thread's access."""
+    """How many bytes a thread's access has."""
     return next((_WIDTHS[w] for w in words if w in _WIDTHS), 4)
 
 
@@ -139,9 +141,10 @@ def _counted(body: Sequence[str]) -> Loop:
 
 
 def _exposed(body: Sequence[str]) -> int:
-    """Instructions of a pass behind a wait that leaves no matrix instruction at work, up to the next one."""
+    """How many instructions of a pass stand behind a wait that leaves no matrix instruction at work, up to the next
+    one."""
     at_work, found = True, 0
-    for once_more, line in ((n, line) for n in range(2) for line in body):  # the state at its end is that of its start
+    for once_more, line in ((n, line) for n in range(2) for line in body):  # a pass starts as one ends
         if _ALL_DONE.search(line):
             at_work = False
         elif _class(line) == "matrix":
@@ -167,7 +170,7 @@ def _matrix(line: str) -> tuple[int, int]:
 
 
 def _moved(line: str) -> int:
-    """Bytes of shared memory that a warp reads or writes by a copy or a load."""
+    """How many bytes of shared memory a warp reads or writes by an instruction."""
     if line.startswith("@!PT"):  # never executed
         return 0
     name, *more = _words(line)

@@ -1,8 +1,10 @@
-"""Moments of what a kernel makes, tile by tile, before it leaves the registers: a norm behind it reads nothing.
+"""Moments of a kernel's result, made tile by tile while it is in registers, so that a norm behind needn't read it for
+them.
 
-A tile of pixels has a mean and a sum of squared deviations a channel, of what is written, rounded as it is: behind a
-batch norm's convolution of all its pixels, before a norm of groups of those of each sample. norm_merge and norm_groups
-(templates/kernels/norm.py.jinja) put the tiles together, in one order. Source: Chan, Golub and LeVeque 1979, Eqs. 2.1.
+Each tile of pixels gives a mean and a sum of squared deviations for each channel, of the values as they are rounded and
+written. For a batch norm a tile has any pixels; for a norm by group it has those of one sample. norm_merge and
+norm_groups (templates/kernels/norm.py.jinja) put the tiles together, in one order. Source: Chan, Golub and LeVeque
+1979, Eqs. 2.1.
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ from convgen.kernels.config import Config, ceil_div
 from convgen.kernels.epilogues import operands
 from convgen.kernels.problem import Problem
 
-FAMILIES = ("gemm", "box")  # whose programs hold whole channels of their pixels
-EMPTY = 1.25  # pixels of tiles that are cut by sample over those that there are, at most
+FAMILIES = ("gemm", "box")  # families whose programs hold whole channels of their pixels
+EMPTY = 1.25  # the most pixels of tiles that are cut by sample, over the pixels that exist
 
 
 def moments_refusal(problem: Problem, config: Config) -> str | None:
@@ -24,20 +26,20 @@ def moments_refusal(problem: Problem, config: Config) -> str | None:
     if problem.phase != "forward" or not problem.channels_last:
         return "not forward, or channels are not last"
     if problem.groups > 1 or problem.x_parts > 1 or problem.y_parts > 1:
-        return "groups, or parts"
+        return "channels are in groups, or in parts"
     if config.split > 1 and any(kind == "element" for _, kind in operands(problem.epilogue)):
         return "programs share a tile, and another tensor is added: registers spill"
     rows = problem.batch * prod(d.y for d in problem.dims)
     found = pieces(problem, config)
-    tile = config.tile.get("BP", 0)  # of a plain product, whose tiles may have pixels of several samples
+    tile = config.tile.get("BP", 0)  # a plain product's tiles may have pixels of several samples
     if problem.moments == "samples" and found * tile > EMPTY * rows:
         return f"{rows // problem.batch} pixels of a sample leave much of a tile of {tile} empty"
-    numbers = 2 * 2 * (8 if problem.dtype == "float64" else 4)  # bytes of a tile's, written and read
+    numbers = 2 * 2 * (8 if problem.dtype == "float64" else 4)  # bytes of a tile's channel, written and read
     return None if found * numbers < rows * problem.element_bytes else "a tile's moments are no fewer bytes than it is"
 
 
 def pieces(problem: Problem, config: Config) -> int:
-    """Tiles that have moments."""
+    """How many tiles have moments."""
     rows, tile = [d.y for d in problem.dims], config.tile
     by_sample = problem.moments == "samples"
     if "BP" in tile:
@@ -50,8 +52,8 @@ def moment_lines(there: str, filters: str, kind: str, wide: str) -> list[str]:
     """Triton's lines behind the sum `acc`[pixels, filters] of tile `number`.
 
     Args:
-        there: which of the pixels there are, at least one; `filters`: numbers of its filters.
-        kind: the type to which `acc` is rounded; `wide`: that of moments.
+        there: which of the pixels exist, at least one; `filters`: numbers of its filters.
+        kind: the type to which `acc` is rounded; `wide`: the moments' type.
     """
     return [
         f"there, filters = {there}, {filters}",
@@ -67,11 +69,11 @@ def moment_lines(there: str, filters: str, kind: str, wide: str) -> list[str]:
 
 
 def moment_lines_by_sample(there: str, filters: str, kind: str, wide: str, shape: str, each: str) -> list[str]:
-    """The same of a tile of TN samples from `n` on, by sample.
+    """Triton's lines that make moments of a tile of TN samples from `n` on, for each sample.
 
     Args:
-        there: which pixels of a sample there are; `shape`: text of TN, those pixels, and filters.
-        each: text of how many tiles a sample has.
+        there: which pixels of a sample exist; `shape`: text of TN, those pixels, and filters.
+        each: the text of how many tiles a sample has.
     """
     return [
         f"there, filters, sample = {there}, {filters}, n + tl.arange(0, TN)",

@@ -20,10 +20,10 @@ class NormFile:
     """A file of kernels of norms.
 
     Attributes:
-        steps: that are done with what is normalised before it is written.
-        back: Triton's text of the gradient of what the last of them reads, of the result's gradient {x} and {0}, the
-            result; or what the step reads, where `of_input` says so. Nothing where there are no steps.
-        name: of the file; said: the steps' names.
+        steps: those done on the normalised value before it is written.
+        back: Triton's text of the gradient of what the last step reads, from the result's gradient {x} and {0}: the
+            result, or what the step reads if `of_input` says so. "" without steps.
+        name: the file's; said: the steps' names.
     """
 
     name: str
@@ -50,7 +50,7 @@ class NormFile:
 
 
 def norm_files(program: Program) -> tuple[NormFile, ...]:
-    """Of a program's batch, group and instance norms of images and volumes, those that are alike once."""
+    """Files for a program's batch, group and instance norms of images and volumes; norms that are alike share one."""
     chains: dict[Epilogue, tuple[str, str, bool]] = {}
     for _, behind in behind_norms(program):
         chains.setdefault((), ("", "", False))
@@ -67,12 +67,12 @@ def _chain(behind: Steps) -> tuple[Epilogue, tuple[str, str, bool]]:
 
 
 def last_steps(program: Program) -> dict[str, dict[Phase, Before]]:
-    """By label of a convolution what a batch norm does last, forward or backward, with what that is the first to read:
-    of its operand the norm of which it is, of its result's gradient that which alone reads the result."""
+    """By label of a convolution and by phase, the batch norm's last step that its kernel can do: forward, that of the
+    norm whose result it is the first to read; backward, that of the norm that alone reads its result."""
     readers, outputs = readers_of(program), {value for _, value in program.outputs}
     makers = {value: row for row in program.rows for value in row.bound.makes}
     found: dict[str, dict[Phase, Before]] = {}
-    taken: set[int] = set()  # rows that norms before this one do
+    taken: set[int] = set()  # the rows that norms before this one do
     nothing: Steps = ()
     for centred, there in behind_batch_norms(program):
         behind = nothing if any(i in taken for i, _, _ in there) else there

@@ -1,4 +1,4 @@
-"""Kernels of a network's convolutions on a GPU: of each local convolution of a program, its three phases."""
+"""Kernels of a network's convolutions on a GPU: the three phases of each local convolution of a program."""
 
 from __future__ import annotations
 
@@ -35,26 +35,27 @@ from convgen.spec.target import Target
 
 # The activation that a kernel can read in two places.
 RIM_OF: Mapping[Phase, str] = {"forward": "x", "backward_data": "y", "backward_filter": "x"}
-BESIDE = "_tf32"  # ends the name of the file of TF32's products
-Measured = Mapping[tuple[Problem, ...], Config]  # configurations of kernels for these problems, one a rank
+BESIDE = "_tf32"  # the end of a file's name whose products are TF32's
+Measured = Mapping[tuple[Problem, ...], Config]  # tuned configurations, by the problems of all ranks
 
 
 @dataclass(frozen=True)
 class ConvolutionFile:
-    """A file of kernels: those of a convolution, for all ranks.
+    """A file of kernels: those of one convolution, for all ranks.
 
     Attributes:
-        held: what ranks convolve.
-        last: channels are last in memory.
-        problems: of each kernel, one for each of `held`.
-        uses: rows that run a kernel, and its phase; gradients' phases may have none.
-        rim: the activation that comes as a block and boxes around it: x, y, or none.
-        switched: there is one of float32's products and one of TF32's, of which torch's switch chooses at each call.
-        open: they take extents as arguments, and serve what ranks convolve at others, too.
-        epilogue: of a file of one kernel alone, what that does behind its sum.
-        masks: that kernel is backward-data's, else it is forward's.
-        moments: of a file of forward's kernel alone, of what tiles it makes moments, too.
-        before: of a file of one kernel alone, what that does with what it reads.
+        held: the local convolutions of the ranks, those that differ.
+        last: whether channels are last in memory.
+        problems: for each kernel, its problems: one for each of `held`.
+        uses: for each kernel, the rows that run it and its phase; a gradient's phase may have no rows.
+        rim: the activation, x or y, that comes as a block and boxes around it; "" for none.
+        switched: whether there are two files, with float32's products and with TF32's; torch's switch picks one at each
+            call.
+        open: whether the kernels take extents as arguments, and so serve ranks at other extents, too.
+        epilogue: in a file of one kernel, the steps that it does behind its sum.
+        masks: whether that kernel is backward-data's; else it is forward's.
+        moments: in a file of forward's kernel alone, the tiles by which it also makes moments.
+        before: in a file of one kernel, what it does with its operand before it multiplies.
     """
 
     name: str
@@ -75,18 +76,18 @@ class ConvolutionFile:
 
     @property
     def module(self) -> str:
-        """What a package knows it by, of two for float32 both as one."""
+        """The name by which a package knows the file; two files for float32 have one name."""
         return f"ByProducts({self.name}, {self.name}{BESIDE})" if self.switched else self.name
 
     @property
     def table(self) -> str:
-        """Where a package has its kernels (operations/convolution.py)."""
+        """The table (operations/convolution.py) in which a package has the file's kernels."""
         steps = "MASKED" if self.masks else "EPILOGUES" if self.epilogue else "RIMS" if self.rim else "KERNELS"
         return "PROLOGUES" if self.before else "MOMENTS" if self.moments else steps
 
     @property
     def torch_dtype(self) -> str:
-        """Of the tensors."""
+        """The tensors' type, as torch names it."""
         return "float32" if self.dtype == TFLOAT32 else self.dtype
 
     def multiplied_as_tf32(self) -> ConvolutionFile:
@@ -95,12 +96,13 @@ class ConvolutionFile:
 
     @property
     def keeps(self) -> bool:
-        """Whether the sum itself may be asked for, too."""
+        """Whether a caller may also ask for the sum before the epilogue."""
         return keeps(self.epilogue)
 
     @cached_property
     def kernels(self) -> tuple[Kernel, ...]:
-        """The measured ones, and defaults; of any extents none that is ATen's, which would be searched for at each."""
+        """The kernels: measured configurations, else defaults. For any extents none is ATen's, whose algorithm would be
+        searched for at each."""
         known = {p: c for p, c in self.measured.items() if not (self.open and c.family == aten.NAME)}
         plain = [tuple(replace(p, moments="") for p in one) for one in self.problems]
         made = (Kernel(p, known[p], self.target) if p in known else choose(p, self.target) for p in plain)
@@ -123,13 +125,13 @@ class OfRow(NamedTuple):
 
     Attributes:
         row: its name.
-        phases: that ranks run of it.
-        held: what ranks convolve, of how many samples.
-        steps: operations behind it that its kernel does, by their names.
-        masks: they are the gradient of what stands before it, behind backward-data.
-        rim: the activation that comes as a block and boxes around it, and of how many boxes at most.
-        moments: of what tiles a norm takes moments of what it makes, where it makes it.
-        before: by phase, what a norm does last with what that reads first.
+        phases: the phases that ranks run.
+        held: the ranks' local convolutions, with their numbers of samples.
+        steps: the operations behind it that its kernel does, by name.
+        masks: whether these are the gradient of the steps before it, behind backward-data.
+        rim: the activation that comes as a block and boxes around it, and the most boxes on a rank.
+        moments: the tiles by which a norm wants moments of the result, if that stays where it is made.
+        before: by phase, a norm's last step on the phase's first operand.
     """
 
     row: str
@@ -147,13 +149,13 @@ class OfRow(NamedTuple):
 def convolution_files(
     program: Program, target: Target, measured: Measured | None = None, open: bool = False
 ) -> tuple[ConvolutionFile, ...]:
-    """Files for the convolutions of a program on a GPU, those that are alike once.
+    """Files for the convolutions of a program on a GPU; convolutions that are alike share one.
 
     A rank whose block cuts groups has none: ATen convolves there.
 
     Args:
-        measured: configurations that are taken instead of the default ones.
-        open: whether they serve other extents than the program's, too.
+        measured: tuned configurations, which replace the defaults.
+        open: whether the files serve other extents than the program's, too.
     """
     alike: dict[tuple[str, tuple[LocalConvolution, ...], str], list[OfRow]] = {}
     most: dict[str, int] = {}  # kernels that ranks of several rows share take the boxes of any of them
@@ -213,7 +215,8 @@ def convolution_files(
 def _behind_norms(
     of: ConvolutionFile, rows: Sequence[OfRow], problems: Mapping[Phase, tuple[Problem, ...]], target: Target
 ) -> Iterator[ConvolutionFile]:
-    """Files of kernels that do what norms do last, forward with moments of what they make; where that pays."""
+    """Files of kernels that also do norms' last steps, where that pays; those of forward make moments of their
+    results."""
     alike: dict[tuple[Phase, Epilogue, Tiled, Before], dict[tuple[str, Phase], None]] = {}
     for row in rows:
         for phase, before in row.before.items():
@@ -236,7 +239,7 @@ def _by_products(file: ConvolutionFile, target: Target, *, always: bool) -> tupl
     """The files that ranks choose from.
 
     Args:
-        always: float32 is multiplied as TF32, whatever torch's switches say.
+        always: whether float32 is multiplied as TF32 whatever torch's switches say.
     """
     if file.dtype != "float32":
         return (file,)
@@ -254,8 +257,8 @@ def _with_steps(masks: bool) -> Phase:
 
 
 def local_convolutions(program: Program) -> Iterator[OfRow]:
-    """The convolutions of a program, gradients' rows among them, computed at once or piece by piece; of ranks that
-    convolve something."""
+    """The convolutions of a program, rows of gradients included, whether computed at once or piece by piece, with the
+    problems of ranks that have something to convolve."""
     adding, before_norms, behind = _adding(program), _before_norms(program), last_steps(program)
     for row, types in zip(program.rows, program.row_types, strict=True):
         dtype = next(reversed(types.fetch[:2]), "")  # of its weights, as autocast takes them
@@ -292,7 +295,7 @@ def local_convolutions(program: Program) -> Iterator[OfRow]:
 
 
 def _adding(program: Program) -> set[str]:
-    """Keys of steps whose kernels add another gradient of what they make."""
+    """Keys of the steps whose kernels add another gradient to the one that they make."""
     rows: dict[str, tuple[Operation, bool]] = {}
     for row in program.rows:
         rows[label(row)] = row.bound.operation, True
@@ -308,7 +311,7 @@ def _adding(program: Program) -> set[str]:
 
 
 def _before_norms(program: Program) -> dict[str, Tiled]:
-    """Labels of rows of whose results, where they are made, norms take moments; and of what tiles."""
+    """By label of a row, the tiles by which a norm takes moments of its result where that is made."""
     makers = {row.bound.makes[0]: row for row in program.rows if len(row.bound.makes) == 1}
     of_batches = [program.rows[norm.moments] for norm in norms(program)[0].values()]
     of_samples = [moments for moments, _ in norms_by_group(program) if moments.way == 0]
@@ -321,13 +324,13 @@ def _before_norms(program: Program) -> dict[str, Tiled]:
 
 
 def _key(row: PlacedRow, placed: PlacedRow) -> str:
-    """What steps of a row, or of its gradient's row, are called."""
+    """The key of the steps of a row, or of its gradient's row."""
     of = next((k for k, one in row.derived if one is placed), None)
     return label(row) if of is None else f"{label(row)}.d{row.signature.inputs[of].name}"
 
 
 def _rim(row: PlacedRow, phase: Phase, grid: Grid) -> tuple[str, int]:
-    """Of the kernel's phase, the activation that comes as a rim, and its boxes on the rank that has most."""
+    """The activation that comes with a rim in a kernel's phase, and the number of boxes on the rank that has most."""
     for c in (chain[-1] for chain in row.fetch if chain and chain[-1].form == "rim"):
         count = boxes(index_sets(row.signature, grid), c.src, c.dst, c.over)
         assert count is not None

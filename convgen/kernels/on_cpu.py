@@ -1,4 +1,4 @@
-"""From a problem and a configuration to what convolves on a CPU: ATen's calls, and what is copied around them.
+"""The source of a local convolution on a CPU, from a problem and a configuration: ATen's calls, and copies around them.
 
 A kernel is a function of its phase's name:
 
@@ -28,7 +28,7 @@ def cpu_source(problem: Problem, config: Config) -> str:
 
 
 def cpu_helpers(configs: Sequence[Config]) -> str:
-    """Functions that those of the configurations share."""
+    """The source of helper functions that kernels of these configurations share."""
     used = {helper for config in configs for helper in of_cpu(config).HELPERS}
     template = environment().get_template("kernels/cpu_helpers.py.jinja")
     return template.render(**{helper: helper in used for helper in ("pieces", "fills", "rows")}).rstrip("\n")

@@ -26,7 +26,7 @@ OTHER_SPLIT: dict[Split, Split] = {
 def local_problem(
     conv: Conv, split: Split, ways: int, phase: Phase, dtype: str, memory_format: str = "channels_last"
 ) -> Problem | None:
-    """What the rank with most to do has when a layer is split; None if there are fewer elements than ranks.
+    """The problem of the rank with most to do when a layer is split; None if there are fewer elements than ranks.
 
     Channels and filters of a grouped layer are split by whole groups as long as a rank has several; space by the rows
     of the first dimension.
@@ -57,9 +57,10 @@ def local_problem(
 
 
 def _local_dims(conv: Conv, ways: int, phase: Phase) -> Iterator[tuple[LocalDim, ...]]:
-    """Rows of each rank when the first spatial dimension is split.
+    """Each rank's spatial dimensions when the first one is split.
 
-    Of what the phase makes, or reads without a halo, a rank has its block; of the other its block and the halo.
+    A rank has its block of the activation that the phase makes or reads without a halo, and of the other its block and
+    the halo.
     """
     for rank in range(ways):
         dims: list[LocalDim] = []
@@ -76,12 +77,12 @@ def _local_dims(conv: Conv, ways: int, phase: Phase) -> Iterator[tuple[LocalDim,
 
 
 def _hull(a: tuple[int, int], b: tuple[int, int], extent: int) -> tuple[int, int]:
-    """The least interval with both, within the tensor."""
+    """The least interval that holds both intervals, within the tensor."""
     return max(min(a[0], b[0]), 0), min(max(a[1], b[1]), extent)
 
 
 def with_zero_rows(p: Problem) -> Problem:
-    """The same where x's rows have the zeros that both sides don't share, as a CPU's module holds them."""
+    """The problem where x's rows include the zeros that one side has more than the other, as a CPU's module holds x."""
     dims: list[LocalDim] = []
     for d in p.dims:
         above = (d.y - 1) * d.stride + d.dilation * (d.kernel - 1) + 1 - d.below - d.x

@@ -14,7 +14,7 @@ from math import gcd, prod
 from convgen.kernels.problem import LocalDim, Problem
 from convgen.kernels.words import Words, times
 
-MOST_ORDERED = 15  # phases whose order is written down, as digits of a number of 63 bits
+MOST_ORDERED = 15  # the most phases whose order is written down: as digits of a number of 63 bits
 
 
 def taps_of(d: LocalDim, phase: int) -> int:
@@ -48,7 +48,7 @@ class PhaseWords(Words):
 
     @property
     def most_rows(self) -> str:
-        """Rows of x of a phase, at most."""
+        """The most rows of x that a phase has."""
         return ", ".join(
             f"ceil_div(s.x[{i}], {d.stride})" if d.stride > 1 else f"s.x[{i}]" for i, d in enumerate(self.dims)
         )
@@ -58,7 +58,7 @@ class PhaseWords(Words):
         return prod(d.stride for d in self.dims)
 
     def phases(self) -> list[str]:
-        """Which phase a program makes, its rows of x, its taps, for each of its pixels."""
+        """Lines that find which phase a program makes, its rows of x, and its taps, for each of its pixels."""
         rows = self.split("m", self.phase_rows)
         own = [f"x{d.name.lower()} = first_{d.name.lower()} + {d.stride} * i{d.name.lower()}" for d in self.strided]
         return [*self.phase_taps_lines(), rows, *own, *self.last_rows()]
@@ -76,7 +76,7 @@ class PhaseWords(Words):
         ]
 
     def phase_taps_lines(self) -> list[str]:
-        """Which phase a program makes, and its taps."""
+        """Lines that find which phase a program makes, and its taps."""
         order, count = heaviest_first(self.problem), prod(d.stride for d in self.strided)
         lines = ["phase = tl.program_id(2)"]
         if order != sorted(order) and count <= MOST_ORDERED:
@@ -120,7 +120,7 @@ class PhaseWords(Words):
         )
 
     def phase_coordinates(self) -> list[str]:
-        """From a tap number of the phase to kh, kw; `j` counts the phase's taps of a dimension."""
+        """Lines that find kh, kw by a tap number of the phase; `j` counts the phase's taps of a dimension."""
         names, parts = list[str](), list[str]()
         for i, d in enumerate(self.tapped):
             inner = [f"taps_{e.letter}" if e.stride > 1 else str(e.taps) for e in self.tapped[i + 1 :]]

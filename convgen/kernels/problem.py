@@ -12,15 +12,15 @@ from convgen.operations.row import Epilogue
 from convgen.program.nodes import Phase
 from convgen.spec.layer import DTYPE_BYTES
 
-Tiled = Literal["", "batch", "samples"]  # moments of no tiles, of tiles of all pixels, of tiles of one sample each
+Tiled = Literal["", "batch", "samples"]  # no moments; moments by tiles of all pixels; by tiles of one sample each
 
 
 @dataclass(frozen=True, slots=True)
 class LocalDim:
     """One spatial dimension of a rank's operands.
 
-    `x` and `y` rows that the operands hold, `below` zero rows below x's first row as seen from y's first one;
-    negative where x starts with rows that y never reads. What lies above follows: it is zero, too.
+    `x` and `y` are the rows that the operands hold; `below` is the number of zero rows below x's first row as seen from
+    y's first one, negative where x starts with rows that y never reads. The rows above follow: they are zero, too.
     """
 
     name: str
@@ -37,14 +37,16 @@ class Problem:
     """A local convolution.
 
     Attributes:
-        channels, filters: of a group.
+        channels, filters: those of one group.
         x_parts, y_parts: the channels of x (filters of y) come in this many equal parts one behind the other, as an
             all-gather delivers and a reduce-scatter wants them; 1 is an ordinary tensor.
         rim: boxes around the rank's own block of the activation read with a halo (x, or dy in backward_data),
             in buffers of their own; None where the operand is one tensor.
-        epilogue: what is done with each element of what is made, in forward and backward_data.
-        moments: whether forward makes moments of y by tiles, too (kernels/moments.py), and what a tile may be of.
-        before: what is done with each element of the activation that is read, and written, too (kernels/prologues.py).
+        epilogue: the steps done on each element of the result, in forward and backward_data.
+        moments: whether forward also makes moments of y by tiles (kernels/moments.py), and which pixels a tile may
+            have.
+        before: the steps done on each element of the activation that is read, and then also written
+            (kernels/prologues.py).
     """
 
     phase: Phase
@@ -78,7 +80,7 @@ class Problem:
 
     @cached_property
     def flops(self) -> int:
-        """Two a product; zero padding counts as read rows do."""
+        """The problem's flops, two for each product; products with zero padding count."""
         return 2 * self.batch * prod(d.y for d in self.dims) * self.groups * self.channels * self.filters * self.taps
 
     @cached_property
@@ -92,14 +94,14 @@ class Problem:
 
     @property
     def bytes(self) -> int:
-        """Each operand once."""
+        """Bytes of each operand once."""
         beside = sum(kind == "element" for step in self.epilogue for kind, _ in step.operands)
         made = self.elements["x" if self.phase == "backward_data" else "y"]
         return (sum(self.elements.values()) + beside * made) * self.element_bytes + self.bytes_before
 
     @property
     def bytes_before(self) -> int:
-        """Of what is read for what stands before the product, and written of it."""
+        """Bytes that the prologue reads and writes."""
         read = self.elements["y" if self.phase == "backward_data" else "x"]
         return 0 if self.before is None else (self.before.operands + 1) * read * self.element_bytes
 
@@ -108,7 +110,7 @@ class Problem:
         return self.memory_format == "channels_last"
 
     def vector(self, *extents: int) -> int:
-        """Elements that a 16-byte access can take where these extents are what addresses are multiples of."""
+        """How many elements an access of up to 16 bytes can take, if addresses are multiples of these extents."""
         return gcd(16 // self.element_bytes, *extents)
 
     @property

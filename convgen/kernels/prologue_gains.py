@@ -1,4 +1,4 @@
-"""Whether it pays by the bound that a product's kernel does what stands before it, instead of a pass over memory."""
+"""Decides, by the bound, whether a product's kernel should do the prologue instead of a pass over memory."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from convgen.kernels.problem import Problem
 from convgen.kernels.rates import ISSUES, RATES
 from convgen.spec.target import Target
 
-MEASURED = (90,)  # processors for which sizes were compiled (families/gemm.py, HELD)
-INSTRUCTIONS = 15  # of a thread for an element, as kernels that are compiled for sm_90 have them
+MEASURED = (90,)  # targets (sm_) for which sizes were compiled (families/gemm.py, HELD)
+INSTRUCTIONS = 15  # a thread's for each element, counted in kernels that were compiled for sm_90
 
 
 def prologue_refusal(problem: Problem, config: Config, target: Target) -> str | None:
-    """Why a kernel can't do what stands before it, or why that saves nothing by the bound; None if it does."""
+    """Why a kernel can't do its prologue, or why that saves nothing by the bound; None if it can and saves."""
     if config.family != gemm.NAME or not problem.channels_last or problem.element_bytes != 2 or problem.groups > 1:
         return "no product of pixels and weights of two bytes each"
     if problem.rim is not None or problem.x_parts > 1 or problem.y_parts > 1:

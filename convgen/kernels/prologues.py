@@ -1,9 +1,10 @@
-"""What stands before a product, element by element, as lines of its kernel's text: what a batch norm does last.
+"""A batch norm's last step, which a product's kernel does element by element before it multiplies, as lines of its
+text.
 
 A product of pixels and weights reads what a norm makes; its kernel makes that itself, of what the norm reads, and
-writes it for whoever reads it later. So a launch and a pass over memory are saved. Each tile of columns does it again,
-the first one writes it. Forward it is what is normalised, scaled and activated; backward, the gradient of what is
-normalised, which backward-data multiplies and the filter gradient reads.
+writes it for whoever reads it later. So a launch and a pass over memory are saved. Each tile of columns makes it again;
+the first one writes it. Forward it is the normalised, scaled and activated value; backward it is the gradient of what
+the norm normalises, which backward-data multiplies and the filter gradient reads.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from typing import NamedTuple
 from convgen.kernels.epilogues import lines, no_vector
 from convgen.operations.row import Prologue
 
-VECTORS = ("norm_mean", "norm_variance", "norm_scale", "norm_shift")  # of the norm, a number a channel
+VECTORS = ("norm_mean", "norm_variance", "norm_scale", "norm_shift")  # the norm's, with a number for each channel
 
 
 class Before(NamedTuple):
-    """What a kernel does with what it reads.
+    """The steps that a kernel does on what it reads.
 
     Attributes:
-        of: what it is.
+        of: the norm's last step.
         back: of a gradient, Triton's text of the activation's, of the result's gradient {x} and of {0}: what the steps
             make, or where `of_input` says so what they read; nothing where another kernel has made it.
     """
@@ -32,12 +33,12 @@ class Before(NamedTuple):
 
     @property
     def operands(self) -> int:
-        """Tensors that lie as what is read does, and are read beside it."""
+        """How many tensors that lie as the activation does are read beside it."""
         return 1 if self.of.gradient else sum(len(step.operands) for step in self.of.steps)
 
     @property
     def tensors(self) -> list[str]:
-        """Names of a kernel's arguments, in order; of a gradient the last one is a number."""
+        """Names of the kernel's arguments, in order; for a gradient the last one is a number."""
         beside = [f"beside_{n}" for n in range(self.operands)]
         return [*VECTORS, *beside, *(["found", "made", "total"] if self.of.gradient else ["made"])]
 
@@ -45,11 +46,12 @@ class Before(NamedTuple):
 def prologue_lines(
     before: Before, channel: str, known: str, wide: str, across: Callable[[str], str], load: Callable[[str], str]
 ) -> Sequence[str]:
-    """What is done with the tile `a`, which is of one type before and behind.
+    """Lines that do the steps on the tile `a`, which keeps its type.
 
     Args:
-        channel: numbers of its channels; `known`: the end of a load of a vector over them, with its mask.
-        across: of a vector's name the text that spreads it over pixels; `load`: of a tensor's the tile of it.
+        channel: the numbers of its channels; `known`: the end, with its mask, of a load of a vector over them.
+        across: gives the text that spreads a vector of that name over pixels; `load`: gives a tensor's tile by its
+            name.
     """
 
     def vector(name: str, start: str = "") -> str:
@@ -79,5 +81,5 @@ def prologue_lines(
 
 
 def _steps(before: Before, element: Callable[[str], str]) -> list[str]:
-    """What the steps make of `v`."""
+    """Lines that do the steps on `v`."""
     return lines(before.of.steps, lambda name: element(name.replace("with", "beside")), no_vector, "", "v")

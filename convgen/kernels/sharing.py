@@ -2,8 +2,8 @@
 
 It adds them always in the same order, so that two runs give the same bits, and leaves the tile's counter zero for the
 launch behind. Many pieces are added by bunches: the last of a bunch adds its pieces, and the last of these the bunches'
-sums. A program reads what it adds alone, at what a processor gets from L2: of more, a second launch makes less, which
-all processors share.
+sums. One program reads all that it adds, at one processor's share of L2: if that is much, a second launch is quicker,
+as all processors share the reading.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from convgen.kernels.box_tiles import pieces, taps_together
 from convgen.kernels.config import Config, ceil_div
 from convgen.kernels.problem import Problem
 
-MOST_ADDENDS = 8  # of one bunch, where there are no more
-MOST_BYTES = 192 * 1024  # that the last program reads, the sums of its bunch's pieces and of bunches
-FAMILIES = ("box", "tiled", "converted", "widened", "gemm", "pointer")  # whose filter gradients can
+MOST_ADDENDS = 8  # pieces that one bunch holds; with more there are several bunches
+MOST_BYTES = 192 * 1024  # the most bytes that the last program reads, its bunch's pieces and the bunches' sums
+FAMILIES = ("box", "tiled", "converted", "widened", "gemm", "pointer")  # their filter gradients can share tiles
 
 
 def bunches(count: int) -> tuple[int, int]:
-    """Pieces of a bunch, and bunches; the last may be smaller."""
+    """The number of pieces in a bunch, and of bunches; the last bunch may be smaller."""
     each = count if count <= MOST_ADDENDS else isqrt(count - 1) + 1
     return each, ceil_div(count, each)
 
 
 def added(count: int) -> int:
-    """Sums that the last program reads: of its bunch's pieces, and of bunches where there are several."""
+    """How many sums the last program reads: its bunch's pieces, and the bunches' sums where there are several."""
     each, many = bunches(count)
     return each + many if many > 1 else each
 
@@ -42,12 +42,12 @@ def adds_last(problem: Problem, config: Config) -> bool:
 
 
 def second_sum(problem: Problem, config: Config) -> int:
-    """Pieces of a filter gradient that a second launch adds; 1 where there is none."""
+    """How many pieces of a filter gradient a second launch adds; 1 where there is no such launch."""
     return 1 if problem.phase != "backward_filter" or adds_last(problem, config) else config.split
 
 
 def addends(problem: Problem, config: Config) -> int:
-    """Pieces of a tile that the last of its programs adds; 1 where none do."""
+    """How many pieces of a tile the last of its programs adds; 1 where programs don't share tiles."""
     if problem.phase == "backward_filter":
         return config.split if adds_last(problem, config) else 1
     return pieces(problem, config) if "TN" in config.tile else 1

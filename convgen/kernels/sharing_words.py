@@ -1,4 +1,4 @@
-"""The words of programs that share a tile: how pieces are stored, counted and added."""
+"""Triton text of programs that share a tile: how pieces are stored, counted and added."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Shared:
 
     Attributes:
         tile, piece: the program's, as Triton text. count: pieces of a tile.
-        rows, columns: of a sum, as Triton text. sums: names of what a program has summed.
+        rows, columns: a sum's, as Triton text. sums: names of the sums that a program has made.
     """
 
     tile: str
@@ -35,7 +35,7 @@ class Shared:
         return f"pieces + {number} * ({self.rows} * {self._across})" if piece != "0" or j else "pieces"
 
     def _added(self, j: int, first: str, rest: str, piece: str) -> list[str]:
-        """`total`: the first piece, and others in their order."""
+        """Lines that make `total`: the first piece, then the others added in their order."""
         return [
             f'total = tl.load({self._at(first, j)}, cache_modifier=".cg")',
             f"for addend in tl.range({rest}, loop_unroll_factor=4):",
@@ -43,7 +43,7 @@ class Shared:
         ]
 
     def _counted(self, place: str, of: str) -> list[str]:
-        """Whether the program is the last; the counter is left zero for the launch behind."""
+        """Lines that find out whether the program is the last, and leave the counter zero for the launch behind."""
         return [
             "tl.debug_barrier()  # all of the program's is written",
             f'if tl.atomic_add({place}, 1, sem="acq_rel") == {of}:',
@@ -52,7 +52,7 @@ class Shared:
 
     @property
     def head(self) -> list[str]:
-        """Up to where the last program is."""
+        """Lines that store a program's piece, up to where the last program alone goes on."""
         each, many = bunches(self.count)
         numbers = f"{self.count * len(self.sums)} * {self.rows} * {self._across}"
         counter = f"arrived + ({self.tile})" + (f" * {1 + many}" if many > 1 else "")
@@ -80,7 +80,7 @@ class Shared:
         ]
 
     def total(self, j: int) -> list[str]:
-        """`total` of the j-th sum, for the last program."""
+        """Lines by which the last program makes `total` of the j-th sum."""
         each, many = bunches(self.count)
         if many == 1:
             return self._added(j, "0", f"1, {each}", "addend")
@@ -88,5 +88,5 @@ class Shared:
 
     @property
     def depth(self) -> int:
-        """Spaces that the lines of the last program stand behind."""
+        """How many spaces the last program's lines are indented by."""
         return 8 if bunches(self.count)[1] > 1 else 4

@@ -1,4 +1,4 @@
-"""From a problem and a configuration to Triton source."""
+"""The Triton source of a kernel, from a problem and a configuration."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from convgen.spec.target import Target
 
 @dataclass(frozen=True)
 class Kernel:
-    """A local kernel: the problems of all ranks that it serves, and how.
+    """A local kernel: the problems of all ranks that it serves, and its configuration.
 
     Attributes:
         problems: one a rank; they differ in extents only.
-        open: it serves other extents, too, as arguments: compiled once for all of them, where constants are compiled
-            anew for each. Of extents that its family can't, pointers convolve.
+        open: whether it takes extents as arguments and so serves other extents, too: it is compiled once for all of
+            them, while constants are compiled anew for each. Extents that its family can't do are convolved by
+            pointers.
     """
 
     problems: tuple[Problem, ...]
@@ -61,11 +62,12 @@ class Kernel:
         return environment().get_template("kernels/open.py.jinja").render(**given)
 
     def _words(self, entry: str, *, aligned_rows: bool = True) -> Words:
-        """What the kernel's template is told.
+        """The words that the kernel's template gets.
 
         Args:
             entry: the name of the function that launches it.
-            aligned_rows: where a sample's rows lie side by side they are a multiple of what these ranks' are.
+            aligned_rows: whether a sample's rows, where they lie side by side, are always a multiple of what these
+                ranks' rows are.
         """
         p, made = self.problem, of_gpu(self.config)
         aligned = (alignment(self.problems, "x"), alignment(self.problems, "y"))
@@ -94,10 +96,10 @@ def reads_boxes(kernels: Sequence[Kernel]) -> bool:
 
 
 def launch_source(kernels: Sequence[Kernel], *, alone: bool = False) -> str:
-    """What kernels are launched with, and functions that they share.
+    """The source of what launches kernels, and of functions that they share.
 
     Args:
-        alone: without a module's runtime around them.
+        alone: whether they stand without a module's runtime around them.
     """
     rims = any(k.problem.rim is not None for k in kernels)
     rounds = any(k.problem.dtype == "tfloat32" for k in kernels)

@@ -79,15 +79,16 @@ class Words:
     ) -> None:
         """
         Args:
-            float32: how its products are made, an `input_precision` of tl.dot.
+            float32: how float32's products are made: an `input_precision` of tl.dot.
             even: of "c" and "f" those whose tiles divide their extent on every rank, so that no mask is needed.
-            aligned: elements that a pixel of x, and of y, begins at a multiple of on every rank.
-            rows: elements that a sample's rows of x, and of y, are a multiple of, where they lie side by side.
-            grouped: some rank has more than one group.
-            rims: boxes of the rim, on the rank that has most of them.
-            single_channels: groups have one channel, and channels are numbered through all groups.
-            multiplies: whether the target has products of matrices of the problem's type; else they are sums.
-            open: extents are arguments, of which nothing is known where a kernel is compiled; else constants.
+            aligned: the numbers of elements at multiples of which a pixel of x, and of y, begins on every rank.
+            rows: the numbers of elements of which a sample's rows of x, and of y, are a multiple where they lie side by
+                side.
+            grouped: whether some rank has more than one group.
+            rims: the number of boxes of the rim on the rank that has most.
+            single_channels: whether groups have one channel, and channels are numbered through all groups.
+            multiplies: whether the target has matrix products of the problem's type; else products are made as sums.
+            open: whether extents are arguments, unknown when a kernel is compiled; else they are constants.
             entry: name of the function that launches, if not the phase's.
         """
         self.problem, self.float32, self.even = problem, float32, frozenset(even)
@@ -114,7 +115,8 @@ class Words:
 
     @property
     def jit(self) -> str:
-        """The decorator; Triton would compile an open kernel anew for extents of 1, and for multiples of 16."""
+        """The decorator. It keeps Triton from compiling an open kernel anew for extents of 1 and for multiples of
+        16."""
         return "@triton.jit(do_not_specialize=EXTENTS)" if self.open else "@triton.jit"
 
     def extent(self, names: str) -> str:
@@ -126,7 +128,7 @@ class Words:
         return adds_last(self.problem, config)
 
     def counters(self, config: Config) -> int:
-        """Of a tile whose programs count who comes last."""
+        """The number of counters of a tile whose programs count who comes last."""
         _, many = bunches(config.split)
         return 1 + many if many > 1 else 1
 
@@ -140,8 +142,8 @@ class Words:
         return second_sum(self.problem, config)
 
     def tensors(self, split: int) -> list[str]:
-        """Tensors of the phase, in the order of the arguments; of a filter gradient `split` are added by a second
-        launch."""
+        """The phase's tensors, in the order of the arguments; a second launch adds the `split` pieces of a filter
+        gradient."""
         behind = [*(["bias"] if self.problem.bias else []), *epilogues.tensors(self.problem.epilogue)]
         return {
             "forward": ["x", "w", *behind, "y"],
@@ -150,8 +152,8 @@ class Words:
         }[self.problem.phase]
 
     def arguments(self, *tensors: str | bool) -> str:
-        """Parameters: tensors, samples, then this rank's rows and padding; as constants, divisions by them are
-        products."""
+        """Parameters: tensors, samples, then this rank's rows and padding. Where these are constants, divisions by them
+        become products."""
         words = [t for t in tensors if isinstance(t, str) and t]
         words += ["rim", "boxes"] if self.problem.rim is not None else []
         words += ["N", self.extent(f"{self.extents('x')}, {self.extents('y')}, {self.pads}")]
@@ -221,13 +223,14 @@ class Words:
         return ", ".join(d.pad for d in self.dims)
 
     def pixels(self, side: str) -> str:
-        """Rows of one sample: XH * XW, or a name for them where they are a multiple of what is read at once."""
+        """The number of pixels of a sample: XH * XW, or a name for it where it is a multiple of what is read at
+        once."""
         if self.rows_aligned[side] > 1:
             return f"{side.upper()}P"
         return " * ".join(getattr(d, side).upper() for d in self.dims)
 
     def sample_rows(self, *sides: str) -> list[str]:
-        """Lines that name the rows of a sample and let the compiler know what they are a multiple of."""
+        """Lines that name the number of pixels of a sample and tell the compiler what it is a multiple of."""
         lines: list[str] = []
         for side in sides:
             if (n := self.rows_aligned[side]) > 1:
@@ -241,7 +244,7 @@ class Words:
         return self.problem.x_parts if tensor == "x" else self.problem.y_parts
 
     def steps(self, tensor: str, taps: str = "") -> str:
-        """How many steps there are; `taps` is their number, where not all."""
+        """The number of steps of the loop; `taps` is the number of taps, where it isn't all of them."""
         factors = [taps or str(self.problem.taps)] if taps or self.problem.taps > 1 else []
         factors += [str(self.parts(tensor))] if self.parts(tensor) > 1 else []
         return " * ".join([*factors, "chunks"])
@@ -310,7 +313,7 @@ class Words:
         return f"{', '.join(d.y for d in self.dims)} = {', '.join(texts)}"
 
     def inside(self, side: str) -> str:
-        """That rows lie in the operand."""
+        """The condition that rows lie in the operand."""
         names = [getattr(d, side) for d in self.dims]
         return " & ".join(f"({n} >= 0) & ({n} < {n.upper()})" for n in names)
 
@@ -370,17 +373,17 @@ class Words:
         return activation_map(letters, tensor, self.channels(tensor), last=self.last, parts=parts)
 
     def row(self, tensor: str) -> str:
-        """Where the pixel n, rows, begins: its channel 0."""
+        """The address of channel 0 of the pixel of sample n and the rows."""
         return self.activation(tensor).text(n="n", **{getattr(d, tensor): getattr(d, tensor) for d in self.dims})
 
     def channel(self, tensor: str) -> str:
-        """From a pixel's channel 0 to channel c of x or filter f of y, of a group."""
+        """The distance from a pixel's channel 0 to channel c of x, or filter f of y, of a group."""
         v = CHANNEL[tensor]
         text = self._rows_together(tensor).text(c=f"group * {v.upper()} + {v}" if self.grouped else v)
         return text if text.isidentifier() else f"({text})"
 
     def part(self, tensor: str) -> str:
-        """Where the part of the operand begins that is at work."""
+        """The address at which the operand's part at work begins."""
         return " + " + self._rows_together(tensor).text(part=f"{tensor}_part") if self.parts(tensor) > 1 else ""
 
     def _rows_together(self, tensor: str) -> IndexMap:
@@ -392,11 +395,11 @@ class Words:
 
     @property
     def filter_index(self) -> str:
-        """Filter f's place among all of w's."""
+        """The number of filter f among all of w's."""
         return "group * F + f" if self.grouped else "y_part * F + f" if self.problem.y_parts > 1 else "f"
 
     def weight(self) -> tuple[str, str]:
-        """From w's start to filter f, and from there to channel c of the tap."""
+        """The distance from w's start to filter f, and from there to channel c of the tap."""
         kernel = tuple(d.taps for d in self.dims)
         m = filter_map([d.letter for d in self.dims], times("C", self.problem.x_parts), kernel, last=self.last)
         c = "x_part * C + c" if self.problem.x_parts > 1 else "c"
@@ -404,14 +407,15 @@ class Words:
         return m.text(f=self.filter_index), text if text.isidentifier() else f"({text})"
 
     def find_rows(self, tensor: str) -> list[str]:
-        """Where each pixel of a tile that is read begins; pixels of the padding stay at the start, unread."""
+        """Lines that find where each pixel of a tile begins that is read; pixels of the padding stay at the start,
+        unread."""
         if self.problem.rim is not None:
             return self._find_rows_in_boxes(tensor)
         offset = self.hinted(f"tl.where(inside, {self.row(tensor)}, 0)", tensor)
         return [f"{tensor}_row = {self.pointer(tensor)} + {offset}"]
 
     def _find_rows_in_boxes(self, tensor: str) -> list[str]:
-        """The same where rows outside the rank's own block lie in boxes, one behind the other."""
+        """Lines that find pixels where rows outside the rank's own block lie in boxes, one behind the other."""
         letters, rows = [d.letter for d in self.dims], [getattr(d, tensor) for d in self.dims]
         pairs, width = list(zip(rows, letters, strict=True)), 1 + 2 * len(letters)
 
@@ -450,7 +454,8 @@ class Words:
         return f"tl.multiple_of({offset}, {vector})" if vector > 1 else offset
 
     def dense(self, tensor: str) -> str:
-        """Where pixels begin that are numbered through: side by side within a sample where channels are not last."""
+        """The addresses of pixels that are numbered through; they lie side by side within a sample where channels are
+        not last."""
         vector = self.rows_aligned[tensor]
         if vector > 1:
             return f"tl.max_contiguous(tl.multiple_of({self.row(tensor)}, {vector}), {vector})"
@@ -468,12 +473,12 @@ class Words:
     # ---- masks ----
 
     def mask(self, pixels: str, v: str) -> str:
-        """Which of a tile's elements there are: pixels, and channels where tiles don't divide them."""
+        """The mask of a tile's elements that exist: of pixels, and of channels where tiles don't divide them."""
         along = self.along(pixels)
         return along if v in self.even else f"{along} & {self.across(f'({v} < {v.upper()})')}"
 
     def weight_mask(self, summed: str) -> str:
-        """The same for a tile of w, whose summed dimension lies along."""
+        """The mask of a tile of w, whose rows are the summed dimension."""
         kept = "f" if summed == "c" else "c"
         parts = [] if summed in self.even else [self.along(f"({summed} < {summed.upper()})")]
         parts += [] if kept in self.even else [self.across(f"({kept} < {kept.upper()})")]
@@ -486,23 +491,23 @@ class Words:
         return f"tl.store({self.result} + {place}, acc.to({self.result}.dtype.element_ty), mask={mask})"
 
     def place(self, tensor: str, row: str) -> str:
-        """Where elements of a tile of the result lie; `row` says where its pixels begin."""
+        """The addresses of the elements of a tile of the result; `row` says where its pixels begin."""
         return f"{self.along(f'({row})')} + {self.across(self.channel(tensor))}{self.part(tensor)}"
 
     def moments(self, there: str, filters: str, kind: str) -> list[str]:
-        """Moments of a tile of y's."""
+        """Lines that make moments of a tile of y."""
         return moment_lines(there, filters, kind, self.wide)
 
     @property
     def before(self) -> list[str]:
-        """Arguments of what is done with what is read."""
+        """Names of the arguments of the prologue."""
         return [] if self.problem.before is None else self.problem.before.tensors
 
     def prologue(self, tensor: str, place: str, mask: str) -> list[str]:
-        """What is done with a tile `a` of what is read; the programs of the first tile of what is made write it.
+        """Lines of the prologue of a tile `a` that is read; the programs of the first tile of columns also write it.
 
         Args:
-            tensor: x or y, of which it is; `place`: of its elements; `mask`: which there are.
+            tensor: x or y, whose tile it is; `place`: its elements' addresses; `mask`: which of them exist.
         """
         before, v = self.problem.before, CHANNEL[tensor]
         if before is None:
@@ -513,11 +518,11 @@ class Words:
         return [*lines, "if tile == 0:", f"    tl.store(made + {place}, a, mask={mask})"]
 
     def epilogue(self, place: str, mask: str, filters: str = "", kept: str = "") -> list[str]:
-        """What is done with a tile of y's.
+        """Lines of the epilogue of a tile that is made.
 
         Args:
-            place: of its elements; `mask`: which there are.
-            filters: numbers of its filters among all; `kept`: which of them there are, where they don't lie across.
+            place: its elements' addresses; `mask`: which of them exist.
+            filters: numbers of its filters among all; `kept`: which of them exist, where filters are the tile's rows.
         """
         there = kept or ("" if "f" in self.even else "f < F")
         known = f", mask={there}, other=0.0" if there else ""

@@ -1,4 +1,4 @@
-"""What a kernel does, by closed form: what a family says of its own, from which the tuner models seconds."""
+"""A kernel's work in closed form, as its family states it; the tuner models seconds from it."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from convgen.kernels.sharing import added, addends, second_sum
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A GPU's launch: programs, steps of a program, and what a step multiplies and reads.
+    """The work of a GPU's launch: programs, steps of a program, and what a step multiplies and reads.
 
     Attributes:
-        programs: of the grid. steps: that a program loops over.
-        tile: rows, columns, and what is summed, of a step's product.
+        programs: the grid's number of programs. steps: how many steps a program loops over.
+        tile: rows, columns and summed elements of a step's product.
         split: addends of each result that a second launch sums.
-        matrix: whether matrix units multiply. instructions: of a step and warp besides its products, roughly.
-        addends: pieces of a tile that the last of the programs which share it adds; 1 where none do.
-        launches, more_bytes: besides this one, so that it can be, and what they move. A second launch that sums is
-            counted by `split`.
+        matrix: whether matrix units multiply. instructions: roughly those of a warp in a step, besides products.
+        addends: pieces of a tile that the last of the programs that share it adds; 1 where programs don't share tiles.
+        launches, more_bytes: other launches that this one needs, and the bytes that they move. A second launch that
+            sums is counted by `split`.
         rewrites: whether a step's columns are read from shared memory and written back, as its matrix instructions
             want them. rounded: TF32 is rounded as it is copied.
-        scattered: times the bytes of a step that memory is asked for, where lines are read in part.
+        scattered: the factor by which memory is asked for more bytes than a step reads, where cache lines are read in
+            part.
     """
 
     programs: int
@@ -42,26 +43,27 @@ class Work:
 
     @property
     def multiplied(self) -> int:
-        """Products of a step, idle ones at the tile's edges included."""
+        """Products that a step makes, idle ones at the tile's edges included."""
         return prod(self.tile)
 
     def step_bytes(self, element_bytes: int) -> int:
-        """Both operands of a step, as shared memory holds them."""
+        """Bytes of both operands of a step, as shared memory holds them."""
         rows, columns, summed = self.tile
         return (rows + columns) * summed * element_bytes
 
     @property
     def added_bytes(self) -> int:
-        """That the last program of a tile reads to add them, and its group's."""
+        """Bytes that the last program of a tile reads to add pieces, its group's included."""
         return 4 * self.tile[0] * self.tile[1] * added(self.addends) if self.addends > 1 else 0
 
 
 @dataclass(frozen=True, slots=True)
 class CpuWork:
-    """Calls of ATen on a CPU.
+    """The work of ATen's calls on a CPU.
 
     Attributes:
-        flops: idle lanes included. calls: through the dispatcher. copied_bytes: read and written around them.
+        flops: with those of idle lanes. calls: how many go through the dispatcher. copied_bytes: bytes that copies
+            around them read and write.
     """
 
     flops: float
@@ -70,15 +72,15 @@ class CpuWork:
 
 
 def summed_pixels(p: Problem, config: Config) -> int:
-    """Steps of a program of backward-filter, which sums a piece of the pixels."""
+    """The number of steps of a program of backward-filter, which sums a piece of the pixels."""
     return ceil_div(ceil_div(p.pixels, config.split), config.tile["BP"])
 
 
 def product_work(p: Problem, config: Config, pixels: int, tiles: int) -> Work:
-    """Of an implicit GEMM with a step a tap: a product of pixels, filters BF and channels BC.
+    """The work of an implicit GEMM with one step a tap: a product of pixels, filters BF and channels BC.
 
     Args:
-        pixels: of a tile, and how many tiles cover them all; not asked in backward-filter.
+        pixels, tiles: pixels of a tile, and how many tiles cover all; not asked for in backward-filter.
     """
     t, groups, parts = config.tile, p.groups, p.x_parts * p.y_parts
     if p.phase == "backward_filter":
@@ -102,12 +104,12 @@ def summed_by(p: Problem, config: Config, w: Work) -> Work:
 
 
 def by_pointers(p: Problem, config: Config, w: Work, *, found: float, base: float, wide: int) -> Work:
-    """The same where threads copy what they find by pointers.
+    """The work where threads copy what they find by pointers.
 
     Args:
-        found: instructions that find a row of an activation; what of a tile is weights takes a few.
-        base: of a step, whatever is copied.
-        wide: elements that a copy of an activation has.
+        found: instructions that find a row of an activation; a tile of weights takes a few.
+        base: instructions of a step whatever is copied.
+        wide: elements that one copy of an activation moves.
     """
     rows, columns, summed = w.tile
     threads = config.warps * 32
@@ -121,28 +123,29 @@ def by_pointers(p: Problem, config: Config, w: Work, *, found: float, base: floa
 
 
 def rows_made(p: Problem) -> list[int]:
-    """Rows of one sample of what a phase other than backward-filter makes."""
+    """The rows of one sample of the result of a phase other than backward-filter."""
     return [d.x if p.phase == "backward_data" else d.y for d in p.dims]
 
 
 def whole_bytes(p: Problem) -> int:
-    """Each operand once, parts and what stands before included."""
+    """Bytes of each operand once, with parts and the prologue's."""
     n = p.elements
     whole = n["x"] * p.x_parts + n["w"] * p.x_parts * p.y_parts + n["y"] * p.y_parts
     return whole * p.element_bytes + p.bytes_before
 
 
 def sum_bytes(p: Problem, w: Work) -> int:
-    """Of the addends that a second launch sums."""
+    """Bytes of the addends that a second launch sums."""
     return 4 * p.elements["w"] * p.x_parts * p.y_parts * w.split if w.split > 1 else 0
 
 
 def whole_flops(p: Problem) -> int:
-    """Parts included."""
+    """Flops of the whole problem, all parts included."""
     return p.flops * p.x_parts * p.y_parts
 
 
 def whole_products(p: Problem) -> int:
-    """Products that a kernel can't do without: rows of what it makes times taps, of backward-data a stride's share."""
+    """Products that no kernel can do without: rows of the result times taps; in backward-data a stride's share of
+    these."""
     rows = prod(rows_made(p)) * p.taps // (prod(d.stride for d in p.dims) if p.phase == "backward_data" else 1)
     return p.batch * p.groups * p.channels * p.filters * p.x_parts * p.y_parts * rows

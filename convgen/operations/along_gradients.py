@@ -1,4 +1,4 @@
-"""Gradients of operators along a dimension that is whole, or by numbers that are operands, as autograd has them."""
+"""Gradients of operators along a whole dimension, or that pick by an operand's numbers, as autograd has them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ class Course:
     """The gradient of one operand.
 
     Attributes:
-        reads: numbers of operands; `y` and `i` for the first and the second result.
-        back: it makes the gradient of dy, of what it reads, of the arguments that are no operands, and of its shape.
+        reads: the numbers of the operands that it reads; `y` and `i` are the first and the second result.
+        back: makes the gradient from dy, from what it reads, from the arguments that are no operands, and from its
+            shape.
     """
 
     reads: str
@@ -24,10 +25,11 @@ class Course:
 
 
 def _of_rows(k: int, keep: int | None = None) -> tuple[Course]:
-    """Of an operator that picks elements along a dimension and says where they lie.
+    """The courses of an operator that picks elements along a dimension and says where they lie.
 
     Args:
-        k: the place of the dimension among its arguments; `keep`: that of whether it stays. None: it does.
+        k: the place of the dimension among its arguments; `keep`: the place of whether the dimension stays, None if it
+            does.
     """
 
     def back(dy: Any, read: Any, numbers: Any, shape: list[int]) -> Any:
@@ -38,13 +40,13 @@ def _of_rows(k: int, keep: int | None = None) -> tuple[Course]:
 
 
 def _wide(t: Any, dims: Any, keep: bool, shape: list[int]) -> Any:
-    """What was made along some dimensions, with extents of 1 there."""
+    """A result along some dimensions, with extents of 1 in these."""
     over = {d % len(shape) for d in ([dims] if isinstance(dims, int) else dims or range(len(shape)))}
     return t if keep else t.reshape([1 if d in over else n for d, n in enumerate(shape)])
 
 
 def _largest(dy: Any, read: Any, numbers: Any, shape: list[int]) -> Any:
-    """Those that are equal share it."""
+    """The gradient of the largest or least: equal elements share it."""
     (x, y), (dims, keep), over = read, numbers, [*range(len(shape))] if numbers[0] == () else numbers[0]
     there = _wide(y, dims, keep, shape) == x
     return _wide(dy, dims, keep, shape) * there / there.sum(over, keepdim=True)
@@ -55,7 +57,7 @@ def _log_of_sum(dy: Any, read: Any, numbers: Any, shape: list[int]) -> Any:
     return _wide(dy, dims, keep, shape) * (x - _wide(y, dims, keep, shape)).exp()
 
 
-# By ATen's name, of each operand; None: it has no gradient.
+# By ATen's name, the course of each operand; None: it has no gradient.
 COURSES: Mapping[str, tuple[Course | None, ...]] = {
     "max.dim": _of_rows(0, 1),
     "min.dim": _of_rows(0, 1),
@@ -92,7 +94,7 @@ COURSES: Mapping[str, tuple[Course | None, ...]] = {
 
 
 def courses_of(op: str, smooth: Sequence[bool]) -> tuple[Course | None, ...] | None:
-    """Of an operator's operands; None where one of those that are differentiable has none."""
+    """The courses of an operator's operands; None where a differentiable operand has none."""
     found = COURSES.get(op)
     if found is None or len(found) != len(smooth):
         return None
@@ -102,7 +104,7 @@ def courses_of(op: str, smooth: Sequence[bool]) -> tuple[Course | None, ...] | N
 def kept_of_course(
     courses: Sequence[Course | None], wanted: Sequence[bool], operands: Sequence[Any], results: Sequence[Any]
 ) -> tuple[Any, ...]:
-    """The operands and the results, each if it is read."""
+    """The operands and the results that gradients read; None in the place of the others."""
     read = {r for course, asked in zip(courses, wanted, strict=True) if course and asked for r in course.reads}
     named = [*zip(map(str, range(len(operands))), operands, strict=True), *zip("yi", results, strict=False)]
     return tuple(t if name in read else None for name, t in named) if read else ()
@@ -111,7 +113,7 @@ def kept_of_course(
 def gradients_by_course(
     courses: Sequence[Course | None], numbers: Any, at: Any, wanted: Sequence[bool], kept: Sequence[Any], dy: Any
 ) -> tuple[Any, ...]:
-    """Of the operands, from the first result's."""
+    """The operands' gradients, from the first result's gradient."""
     count, found = len(wanted), list[Any]()
     for k, (course, asked) in enumerate(zip(courses, wanted, strict=True)):
         if course is None or not asked:

@@ -1,4 +1,4 @@
-"""Attention: queries are split, keys and values whole; masks are of positions in the whole."""
+"""Attention: queries are split, keys and values are whole; masks go by positions in the whole."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Attention(Operation):
     Keys and values are whole. A head of q reads the head of k and v that it shares with heads / heads_k - 1 others.
 
     Attributes:
-        masked: a fourth operand [N or 1, heads or 1, L, S] is added to the scores.
-        causal: the query in row l of the whole sees the keys up to l.
-        scale: of the scores; by default 1 / sqrt(E).
+        masked: whether a fourth operand [N or 1, heads or 1, L, S] is added to the scores.
+        causal: whether the query in row l of the whole sees only keys up to l.
+        scale: the factor of the scores; by default 1 / sqrt(E).
     """
 
     batch: int
@@ -59,7 +59,7 @@ class Attention(Operation):
         return (torch.nn.functional.scaled_dot_product_attention(*given, added, scale=self.scale),)
 
     def _read(self, at: At, q: Any, k: Any, v: Any, mask: Any = None) -> tuple[tuple[Any, Any, Any], Any]:
-        """As many heads of k and v as of q, and what is added to the scores."""
+        """The operands q, k and v with as many heads of k and v as of q, and what is added to the scores."""
         if self.heads != self.heads_k:
             k, v = self._of_each(at, k), self._of_each(at, v)
         if self.causal:
@@ -69,19 +69,20 @@ class Attention(Operation):
         return (q, k, v), mask
 
     def _of_each(self, at: At, t: Any) -> Any:
-        """k or v, where it is there, with a head for each of q's."""
+        """An operand k or v with a head for each of q's; None stays None."""
         return None if t is None else t.index_select(1, self._heads(at, t))
 
     def _heads(self, at: At, like: Any) -> Any:
-        """Of k and v, by head of q."""
+        """The number of the head of k and v that each head of q reads."""
         return numbers(at.blocks["H"], like) // (self.heads // self.heads_k) - at.inside[1][1][0]
 
     def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
-        """On a CPU; a GPU's kernels differ in what they keep."""
+        """Whether `kept` and `vjp` differentiate: on a CPU; a GPU's kernels differ in what they keep."""
         return not operands[0].is_cuda
 
     def kept(self, way: int, at: At, wanted: Sequence[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """Logarithms of sums where ATen takes blocks of keys, which has no gradient of a mask; else probabilities."""
+        """The result, and logarithms of sums where ATen's kernel by blocks of keys runs, which has no gradient of a
+        mask; else probabilities."""
         given, added = self._read(at, *operands)
         aten, scale = torch.ops.aten, self.scale
         if torch._fused_sdp_choice(*given, added, scale=scale) == 1 and not any(wanted[3:]):
@@ -137,6 +138,6 @@ class Attention(Operation):
         return (torch.einsum("nhls,nhsv->nhlv", scores.softmax(-1), v),)
 
     def work(self, way: int, at: At) -> Work:
-        """Two products of scores' size; a causal mask halves neither."""
+        """The work of two products of the scores' size; a causal mask halves neither."""
         scores = at.extent("N") * at.extent("H") * at.extent("L") * self.keys
         return Work(2 * scores * (self.width + self.width_v), touched(at, self.signatures[way]))

@@ -1,4 +1,4 @@
-"""Types under torch.autocast: what operands are cast to, and what local code makes of them."""
+"""Types under torch.autocast: those to which operands are cast, and those of local code's results."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ AUTOCAST = ("float32", "bfloat16", "float16")  # types that torch.autocast casts
 
 
 def taken_as(kind: str, tensors: Sequence[Any], low: Any) -> list[Any]:
-    """Operands as torch.autocast takes those of an operation of this kind (spec/autocast.py).
+    """Operands cast as torch.autocast casts those of an operation of this kind (spec/autocast.py).
 
     Args:
-        low: its type; None where it is off.
+        low: autocast's type; None where it is off.
     """
     if not kind or low is None:
         return list(tensors)
@@ -34,10 +34,10 @@ def taken_as(kind: str, tensors: Sequence[Any], low: Any) -> list[Any]:
 
 
 def taken_each(kinds: Sequence[str], operands: Sequence[Any], low: Any) -> list[Any]:
-    """Operands, each of a kind of its own, as autocast takes them; what is no tensor stays.
+    """Operands cast as autocast casts each by its kind; what is no tensor stays as it is.
 
     Args:
-        kinds: by operand, or none.
+        kinds: for each operand its kind; empty where nothing is cast.
     """
     found = list(operands)
     for kind in {*kinds}:
@@ -48,13 +48,13 @@ def taken_each(kinds: Sequence[str], operands: Sequence[Any], low: Any) -> list[
 
 
 def usual_types(results: Sequence[Operand], given: Sequence[str]) -> tuple[str, ...]:
-    """Types of results where a row says none: of integers int64, else that of the first operand of floats."""
+    """The types of results where a row says none: int64 for integers, else the type of the first operand of floats."""
     first = next((kind for kind in given if "float" in kind), "float32")
     return tuple("int64" if r.integer else first for r in results)
 
 
 class _Asked(threading.local):
-    """Of a thread: whether local code is asked for types, and not to compute, which kernels can't say."""
+    """Whether this thread runs local code to learn types, without computing; kernels can't run so."""
 
     types = False
 
@@ -66,10 +66,11 @@ ASKED = _Asked()
 def types_under(
     operation: Operation, way: int, reads: tuple[str, ...], kinds: tuple[str, ...], low: str
 ) -> tuple[str, ...]:
-    """Types of what local code makes of operands of these types under autocast: asked of it, on tensors without memory.
+    """The types of local code's results for operands of these types under autocast, found by running it on tensors
+    without memory.
 
     Args:
-        kinds: by operand how autocast takes it, or none; low: its type.
+        kinds: how autocast takes each operand, or empty; low: autocast's type.
     """
     operation, narrow = under(operation, low), getattr(torch, low)
     signature = operation.signatures[way]
@@ -81,7 +82,7 @@ def types_under(
         ASKED.types = True
         with torch.no_grad():
             return tuple(_type(t) for t in operation.local(way, at, *given))
-    except (RuntimeError, NotImplementedError, ValueError, IndexError):  # it can't run without memory
+    except (RuntimeError, NotImplementedError, ValueError, IndexError):  # local code can't run without memory
         types = [_type(t) for t in given]
         if signature.reduction == "merge":  # moments are float32 at least
             types = ["float64" if "float64" in types else "float32"]

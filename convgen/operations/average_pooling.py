@@ -1,4 +1,5 @@
-"""Means of windows and of cells. They divide by what the whole has of a window, never by what a rank holds of it."""
+"""Means of windows and of cells. They divide by the elements that the whole tensor has in a window, never by those that
+a rank holds."""
 
 from __future__ import annotations
 
@@ -50,13 +51,13 @@ class AdaptiveAveragePool(LinearMap):
 
 @dataclass(frozen=True)
 class AveragePool(LinearMap):
-    """The mean of each window of x[N, C, rows...], divided by what the *whole* has of it.
+    """The mean of each window of x[N, C, rows...], divided by the elements that the *whole* tensor has in it.
 
     Attributes:
         taps: without dilation.
         out: rows made; with ceil_mode the last window may leave the padding.
-        count_include_pad: padding counts, and what lies behind it doesn't.
-        divisor: instead of any count, in two and three dimensions.
+        count_include_pad: whether padding counts; rows beyond the padding never do.
+        divisor: a number to divide by instead of any count, in two and three dimensions.
     """
 
     shape: tuple[int, ...]
@@ -78,7 +79,7 @@ class AveragePool(LinearMap):
         return self.taps[d - 2]
 
     def counts(self, d: int) -> tuple[int, ...]:
-        """What row o's window divides by along a dimension."""
+        """The number by which each row's window divides along a dimension."""
         t, n, found = self.taps[d - 2], self.shape[d], list[int]()
         for o in range(self.out[d - 2]):
             lo, hi = t.window(o, o + 1)
@@ -97,7 +98,7 @@ class AveragePool(LinearMap):
         return matrix
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
-        """ATen's own over windows filled with zeros, its divisors exchanged for those of the whole."""
+        """ATen's pooling over windows filled with zeros; its divisors are exchanged for those of the whole."""
         if way == 1:
             return super().local(way, at, *operands)
         pool = torch.nn.functional
@@ -109,7 +110,7 @@ class AveragePool(LinearMap):
         return (y,)
 
     def _factors(self, at: At, y: Any) -> list[Any]:
-        """What exchanges divisors."""
+        """Factors that exchange ATen's divisors for those of the whole."""
         if self.divisor is not None:
             return [prod(t.kernel for t in self.taps) / self.divisor]
         found: list[Any] = []
@@ -125,7 +126,7 @@ class AveragePool(LinearMap):
         for factor in reversed(self._factors(at, dy)):
             dy = dy * factor
         kernel, stride = [t.kernel for t in self.taps], [t.stride for t in self.taps]
-        if len(self.out) == 1:  # as ATen has it, of one row
+        if len(self.out) == 1:  # ATen pools these as images of one row
             dy, shape, kernel, stride = dy.unsqueeze(-2), [*shape[:2], 1, shape[2]], [1, *kernel], [1, *stride]
         back = aten.avg_pool3d_backward if len(self.out) == 3 else aten.avg_pool2d_backward
         zeros = [0] * len(kernel)
@@ -133,7 +134,7 @@ class AveragePool(LinearMap):
         return (unfit(dx.squeeze(-2) if len(self.out) == 1 else dx, at.inside[0], at.windows[0]),)
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
-        """ATen's own, of the whole."""
+        """ATen's pooling of the whole."""
         kernel, stride, padding = ([getattr(t, side) for t in self.taps] for side in ("kernel", "stride", "pad"))
         settings = (kernel, stride, padding, self.ceil_mode, self.count_include_pad)
         pool = torch.nn.functional

@@ -1,4 +1,4 @@
-"""What moments are of: which elements of x share theirs, and where these lie for each of x's elements.
+"""The elements of x that share moments, and where the moments of each element lie.
 
 | norm | keeps | shares |
 |---|---|---|
@@ -8,9 +8,9 @@
 | layer, RMS | the leading dimensions | |
 | batch, by parts | C, what has parts | rows of a part |
 
-Parts are blocks of dimensions by the block rule: what ranks would normalise together, of samples ([SP] III-B's
-spatial statistics: all rows of a rank's samples), or of samples and rows (its local ones). How many there are is a
-number of the operation, so what is computed is the same on whatever grid; where the grid's blocks are the parts nothing
+Parts are blocks of dimensions by the block rule: the elements that ranks would normalise together, blocks of samples
+([SP] III-B's spatial statistics: all rows of a rank's samples), or of samples and rows (its local ones). The number of
+parts belongs to the operation, so its result is the same on any grid. Where the grid's blocks are the parts, nothing
 moves but what merges a part.
 
 Source: [SP] III-B; docs/design.md, Networks.
@@ -32,13 +32,13 @@ from convgen.operations.row import At, numbers, on_device, read_here
 
 @dataclass(frozen=True)
 class Averaged:
-    """What moments are of.
+    """The elements that share moments.
 
     Attributes:
-        shape: of x.
-        keep: dimensions that have moments of their own, in order; the others are averaged.
-        size: elements of dimension 1 that share theirs (channels of a group).
-        parts: of dimensions that are kept, never 1, blocks whose rows share theirs.
+        shape: x's.
+        keep: the dimensions along which each element has its own moments, in order; the others are averaged.
+        size: how many elements of dimension 1 share moments (a group's channels).
+        parts: by a kept dimension, never 1, the number of blocks whose rows share moments.
     """
 
     shape: tuple[int, ...]
@@ -52,30 +52,30 @@ class Averaged:
         return dict(self.parts)
 
     def index(self, d: int) -> str:
-        """Of moments, the index of a dimension that is kept."""
+        """The moments' index for a dimension that is kept."""
         return f"p{d}" if d in self.blocks else f"d{d}"
 
     @property
     def moments(self) -> tuple[int, ...]:
-        """Shape of the moments."""
+        """The moments' shape."""
         blocks, size = self.blocks, {1: self.size}
         return (3, *(blocks[d].count if d in blocks else self.shape[d] // size.get(d, 1) for d in self.keep))
 
     @property
     def extents(self) -> tuple[tuple[str, int], ...]:
-        """Of a batch norm's moments the indices and their extents: C, and those of parts."""
+        """The indices of a batch norm's moments with their extents: C, and those of parts."""
         return tuple(("C" if d == 1 else f"p{d}", n) for d, n in zip(self.keep, self.moments[1:], strict=True))
 
     @property
     def count(self) -> int:
-        """Elements that share their moments; of parts, those of all."""
+        """How many elements share moments; with parts, how many all parts have together."""
         return prod(self.shape) // prod(
             n for d, n in zip(self.keep, self.moments[1:], strict=True) if d not in self.blocks
         )
 
     @property
     def least(self) -> int:
-        """Elements of the smallest part that has any."""
+        """How many elements the smallest part that isn't empty has."""
         rows = ([len(b.row(o)) for o in range(b.count)] for _, b in self.parts)
         rest = prod(n for d, n in enumerate(self.shape) if d not in self.keep)
         return rest * prod(min(filter(None, of), default=0) for of in rows)
@@ -89,7 +89,7 @@ class Averaged:
             )
 
     def groups(self, x: Any) -> Any:
-        """x with what shares its moments in one dimension, the last."""
+        """The tensor x with the elements that share moments in one dimension, the last."""
         rest = [d for d in range(len(self.shape)) if d not in self.keep]
         x = x.permute(*self.keep, *rest).reshape(*(self.shape[d] for d in self.keep), -1)
         if self.size == 1:
@@ -98,19 +98,20 @@ class Averaged:
         return x.unflatten(k, (-1, self.size)).movedim(k + 1, -1).flatten(-2)
 
     def leading(self, x: Any, *numbers: Any) -> Any:
-        """x as [1, what is kept, what is averaged] where these are the first and the last dimensions, of which every
-        element has its own of `numbers`; else None."""
+        """The tensor x as [1, kept, averaged] if the kept dimensions come first and each of their elements has its own
+        of `numbers`; else None."""
         kept = prod(x.shape[: len(self.keep)])
         first = self.keep == tuple(range(len(self.keep))) and x.numel()
         return x.reshape(1, kept, -1) if first and all(t.numel() == kept for t in numbers) else None
 
     def read(self, name: str) -> Operand:
-        """Moments as x's blocks read them."""
+        """The operand of moments, as x's blocks read them."""
         relations = {d: b.inverse for d, b in self.parts} | ({1: Ratio(1, self.size)} if self.size > 1 else {})
         return Operand(name, self.moments, (WHOLE, *(Made((f"d{d}",), relations.get(d)) for d in self.keep)))
 
     def spread(self, at: At, operand: int, moments: Any) -> Any:
-        """Moments as read, for each of x's elements here: [3, ...], extents 1 where it is averaged."""
+        """The moments of each of x's elements here, from moments as read: [3, ...], with extents of 1 where x is
+        averaged."""
         shape = [3] + [1] * len(self.shape)
         for k, d in enumerate(self.keep, 1):
             if self._is_shared(d, moments.shape[k]):
@@ -119,7 +120,7 @@ class Averaged:
         return moments.reshape(shape)
 
     def unspread(self, at: At, operand: int, found: Sequence[Any]) -> Any:
-        """The gradient of moments as read, of three that `spread` has made."""
+        """The gradient of moments as read, from the gradients of the three numbers that `spread` has made."""
         given, shape = torch.stack(list(found)), read_here(at, operand)
         given = given.reshape([3, *(given.shape[1 + d] for d in self.keep)])
         for k, d in enumerate(self.keep, 1):
@@ -130,11 +131,11 @@ class Averaged:
         return given
 
     def _is_shared(self, d: int, there: int) -> bool:
-        """Whether rows of a dimension must find theirs among several."""
+        """Whether the rows of a dimension here must find their moments among several."""
         return self.size > 1 if d == 1 else d in self.blocks and there > 1
 
     def _of_each(self, at: At, operand: int, k: int, d: int, like: Any) -> Any:
-        """Of each row here the number of its moments among those that are read."""
+        """For each row here, the number of its moments among those that are read."""
         first = at.inside[operand][k][0]
         if d == 1:
             return numbers(at.blocks["d1"], like) // self.size - first
@@ -142,7 +143,7 @@ class Averaged:
         return on_device(tuple(rows), torch.int64, like.device)
 
     def at_elements(self, moments: Any) -> Any:
-        """Moments for every element of x, as references have them: [3, ...], extents 1 where it is averaged."""
+        """The moments of every element of x, for references: [3, ...], with extents of 1 where x is averaged."""
         for k, d in enumerate(self.keep, 1):
             if d in self.blocks:
                 sizes = [len(self.blocks[d].row(o)) for o in range(self.blocks[d].count)]

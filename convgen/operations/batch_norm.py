@@ -1,7 +1,7 @@
-"""Batch norm after its moments: coefficients a channel, and y = (x - mean) * a + b.
+"""Batch norm after its moments: three coefficients for each channel, and y = (x - mean) * a + b.
 
-So the gradients of moments, weight and bias are sums of three numbers a channel, in one message. Of parts
-(averaged.py) each has coefficients of its own.
+So the gradients of moments, weight and bias are sums of three numbers a channel, in one message. Each part
+(averaged.py) has its own coefficients.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Coefficients(Operation):
     """[mean, weight / sqrt(variance + eps), bias] of moments [count, mean, M2].
 
     Attributes:
-        extents: indices of moments and their extents; C is the channels'.
+        extents: the moments' indices and extents; C is the channels'.
         weight, bias: whether there are such operands, in this order.
     """
 
@@ -57,7 +57,7 @@ class Coefficients(Operation):
         )
 
     def _inverse(self, m: Any) -> Any:
-        """1 / deviation; of a part without elements a number, which nothing reads."""
+        """1 / deviation; for a part without elements it is some number that nothing reads."""
         count, _, m2 = m
         if len(self.extents) == 1:
             return torch.rsqrt(m2 / count + self.eps)
@@ -114,7 +114,8 @@ class Coefficients(Operation):
 
 @dataclass(frozen=True)
 class Centred(Operation):
-    """(x - mean) * a + b of x[N, C, ...] and coefficients [mean, a, b] a channel, or of x's part."""
+    """(x - mean) * a + b of x[N, C, ...], with coefficients [mean, a, b] for each channel, or each channel of a
+    part."""
 
     of: Averaged
 
@@ -186,19 +187,20 @@ class Centred(Operation):
 
 # ---- Kernels of a GPU ----
 
-IMAGES = (4, 5)  # dimensions of what lies with channels last on a GPU
+IMAGES = (4, 5)  # numbers of dimensions of tensors with channels last on a GPU
 NORM_KERNELS: dict[Epilogue, Any] = {}  # a package's modules of norms' kernels, by the steps that they do behind one
 
 
 def steps_behind(
     value: str, reader: Callable[[str], tuple[Any, Operation, Sequence[str], str] | None]
 ) -> list[tuple[Any, Operation, int]]:
-    """What a norm's kernels do behind it: an activation of what is normalised, or of its sum with another tensor, cast
-    or not; each with its operation and the operand that it has from before.
+    """The rows that a norm's kernels do behind it: an activation of the norm's result, or of its sum with another
+    tensor, with casts or without. Each comes with its operation and the number of the operand that the row before
+    makes.
 
     Args:
-        reader: of a value, the only one that reads it, its operation, what it reads and makes; None where there are
-            several, or anything moves.
+        reader: takes a value and gives the only row that reads it, its operation, and what it reads and makes; None
+            where several rows read it, or anything moves.
     """
     found: list[tuple[Any, Operation, int]] = []
     sums = 0
@@ -207,7 +209,7 @@ def steps_behind(
         k = list(reads).index(value)
         found.append((who, operation, k))
         value = makes
-        if operation.casts_to and len(found) > 1 and not found[-2][1].casts_to:  # of a sum in its addend's place
+        if operation.casts_to and len(found) > 1 and not found[-2][1].casts_to:  # the cast is a sum's addend
             continue
         step = operation.as_epilogue(k) if list(reads).count(reads[k]) == 1 else None
         if step is not None and len(reads) == 1 and back_behind(operation, sums) is not None:
@@ -219,13 +221,13 @@ def steps_behind(
 
 
 def back_behind(operation: Operation, sums: int) -> EpilogueStep | None:
-    """The gradient of an activation behind a norm and so many sums: of its result, or of what is normalised, which a
-    kernel makes again."""
+    """The step for the gradient of an activation behind a norm and so many sums. It reads the activation's result, or
+    the normalised value, which a kernel makes again."""
     return operation.back_of_result() or (None if sums else operation.back_of_input())
 
 
 def chain_of(found: Sequence[tuple[Any, Operation, int]]) -> Epilogue:
-    """The steps of what stands behind a norm; a cast is none."""
+    """The steps of the rows behind a norm; casts are left out."""
     steps = (operation.as_epilogue(k) for _, operation, k in found if not operation.casts_to)
     return tuple([step for step in steps if step is not None])
 
@@ -234,16 +236,16 @@ def chain_of(found: Sequence[tuple[Any, Operation, int]]) -> Epilogue:
 
 
 def statistics_of(x: Any) -> Any:
-    """(mean, variance) of a rank's x[N, C, ...], flat, of float32 at least; zeros where there is nothing."""
+    """Mean and variance of a rank's x[N, C, ...], in one flat tensor, float32 at least; zeros for an empty x."""
     wide = torch.promote_types(x.dtype, torch.float32)
     if not x.numel():
         return x.new_zeros(2 * x.shape[1], dtype=wide)
-    x = x.to(wide) if x.is_cpu else x  # a GPU's sums are wide, whatever x is
+    x = x.to(wide) if x.is_cpu else x  # a GPU sums in a wide type, whatever x's is
     return torch.cat(torch.batch_norm_update_stats(x, None, None, 0.0))
 
 
 def merged_statistics(parts: Any, shares: Any) -> tuple[Any, Any]:
-    """Mean and variance of the union of parts[ranks, 2 C], of which each has this share of all elements."""
+    """Mean and variance of the union of parts[ranks, 2 C]; `shares` is each part's share of all elements."""
     channels = parts.shape[1] // 2
     mean, variance = (shares @ parts).view(2, channels)
     apart = parts[:, :channels] - mean
@@ -251,14 +253,15 @@ def merged_statistics(parts: Any, shares: Any) -> tuple[Any, Any]:
 
 
 def normalised(x: Any, statistics: tuple[Any, Any], w: Any, b: Any, eps: float) -> Any:
-    """y of x[N, C, ...], its statistics, and weight and bias or None."""
+    """The norm's y, from x[N, C, ...], its statistics, and weight and bias or None."""
     mean, variance = statistics
     w, b = (None if t is None else t.to(mean.dtype) for t in (w, b))
     return batch_normed(x, w, b, mean, variance, False, 0.0, eps)
 
 
 def normalised_sums(dy: Any, x: Any, statistics: tuple[Any, Any], a: Any, eps: float) -> Any:
-    """A rank's addends of the gradients of [mean, weight, bias], flat: of y as it depends on the mean directly.
+    """A rank's addends of the gradients of [mean, weight, bias], flat; the mean's is the part that comes through y
+    directly.
 
     Args:
         a: weight / sqrt(variance + eps).
@@ -272,10 +275,10 @@ def normalised_sums(dy: Any, x: Any, statistics: tuple[Any, Any], a: Any, eps: f
 
 
 def normalised_dx(dy: Any, x: Any, statistics: tuple[Any, Any], a: Any, per_element: Any, eps: float) -> Any:
-    """dx, through y and through the statistics, in two passes over memory.
+    """The gradient dx, through y and through the statistics, in two passes over memory.
 
     Args:
-        per_element: the gradients of weight and bias, [2, C], over the number of elements of all ranks.
+        per_element: the gradients of weight and bias, [2, C], divided by the number of elements of all ranks.
     """
     mean, variance = statistics
     dw, db = per_element * -a

@@ -1,4 +1,4 @@
-"""An operation of a network, bound to values."""
+"""The class Bound: an operation of a network, bound to values."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ class Bound:
     """An operation with the values that it reads and makes.
 
     Attributes:
-        reads, makes: names of values, as its signatures order operands and results; a result that nobody reads is "".
-        module: of the source, for messages.
-        norm: of a batch norm's rows, which one it is.
-        autocast: by operand how torch.autocast takes it (spec/autocast.py); () if all are taken as they are.
+        reads, makes: names of values, in the order of its signatures' operands and results; a result that nobody reads
+            is "".
+        module: the source's module, for messages.
+        norm: for a batch norm's row, the norm to which it belongs.
+        autocast: for each operand, how torch.autocast takes it (spec/autocast.py); () if all are taken as they are.
     """
 
     operation: Operation

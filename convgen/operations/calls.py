@@ -1,6 +1,6 @@
-"""Operators of ATen as they stand: elementwise ones on blocks, and what no row describes, whole.
+"""Operators of ATen, called as they are: elementwise ones on blocks, and those that no row describes on whole tensors.
 
-Arguments are those of the operator's schema, all of them; operands are `Slot`s among them.
+A call has all the arguments of the operator's schema; operands are `Slot`s among them.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ class Slot:
 
 
 def operator_of(op: str) -> Any:
-    """`add.Tensor`, `relu`."""
+    """The operator of a name such as `add.Tensor` or `relu`."""
     name, _, kind = op.partition(".")
     return getattr(getattr(torch.ops.aten, name), kind or "default")
 
 
 class Call:
-    """An operator with its arguments, some of which are operands; what its schema says is looked up once."""
+    """An operator with its arguments, some of which are operands; its schema is looked up once."""
 
     def __init__(self, op: str, args: tuple[Any, ...]) -> None:
         self.function, self.given = operator_of(op), dict[str, Any]()
         self.positional: list[Any] = []
-        self.devices: list[str] = []  # arguments that say where: where operands are
+        self.devices: list[str] = []  # arguments that name a device: the operands' is taken
         for wanted, arg in zip(self.function._schema.arguments, under(args, None), strict=True):
             if wanted.name == "device":
                 self.devices.append(wanted.name)
@@ -64,7 +64,7 @@ class Call:
 
 
 def call(op: str, args: tuple[Any, ...], operands: tuple[Any, ...]) -> Any:
-    """The operator on operands; it is made where they are, whatever device its arguments name."""
+    """Call an operator on operands; the result is on their device, whatever device the arguments name."""
     return Call(op, args)(operands)
 
 
@@ -82,18 +82,18 @@ def _results(made: Any) -> tuple[Any, ...]:
 
 
 def _in_place(own: str, other: str, k: int) -> tuple[str, str]:
-    """Of two operands, of which the first is number k."""
+    """The texts of two operands in their order, where `own` is number k."""
     return (own, other) if k == 0 else (other, own)
 
 
 @dataclass(frozen=True)
 class Elementwise(Operation):
-    """An operator that makes each element of its operands' elements in the same place, as broadcasting has it.
+    """An operator that makes each element of its operands' elements in the same place, by broadcasting.
 
     Attributes:
-        op: of ATen, with its overload.
-        shape: of the result, `shapes` of operands.
-        differentiable: by operand; () if all are.
+        op: ATen's name of it, with the overload.
+        shape: the result's; `shapes`: the operands'.
+        differentiable: for each operand, whether it is; () if all are.
     """
 
     op: str
@@ -110,14 +110,15 @@ class Elementwise(Operation):
 
     @property
     def passes(self) -> Passes:
-        """Addends of a sum have its gradient; those that are repeated have sums of it."""
+        """How often backward goes over the row: addends of a sum get its gradient as it is; broadcast ones get sums of
+        it."""
         if self.op != "add.Tensor" or self.args[-1] != 1:
             return "each"
         return "none" if {*self.shapes} == {self.shape} else "once"
 
     @property
     def casts_to(self) -> str:
-        """The type that it only casts to, whatever autocast is."""
+        """The type that it only casts to, under any autocast; "" if it does anything else."""
         kind = self.args[1] if self.op == "_to_copy" else None
         return kind if isinstance(kind, str) else ""
 
@@ -127,7 +128,7 @@ class Elementwise(Operation):
 
     @property
     def rides(self) -> bool:
-        """Of one number, such as how many batches there were."""
+        """Whether it makes one number, such as how many batches there were, and so is no launch of its own."""
         return not self.shape
 
     @property
@@ -170,7 +171,7 @@ class Elementwise(Operation):
 
     @cached_property
     def _fits_over(self) -> bool:
-        """Whether the result can lie where the first operand does."""
+        """Whether the result can lie in the first operand's memory."""
         if self.op == "relu":
             return self.args == (Slot(0),)
         return self.op == "add.Tensor" and self.args == (Slot(0), Slot(1), 1) and {*self.shapes} == {self.shape}
@@ -178,7 +179,7 @@ class Elementwise(Operation):
     def kept_over(
         self, way: int, at: At, wanted: Sequence[bool], *operands: Any
     ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        (y,) = self.local_over(way, at, *operands)  # of relu y is kept, of a sum nothing
+        (y,) = self.local_over(way, at, *operands)  # relu keeps y, a sum nothing
         assert self.sloped is not None
         return (y,), self.sloped.kept(wanted, operands, y)
 
@@ -190,7 +191,7 @@ class Elementwise(Operation):
 
     @cached_property
     def sloped(self) -> Sloped | None:
-        """How it is differentiated; None where that isn't known."""
+        """The slopes by which it is differentiated; None where these aren't known."""
         slopes = SLOPES.get(self.op)
         if slopes is None or any(isinstance(a, (Slot, tuple)) for a in self.args[len(slopes) :]):
             return None
@@ -215,7 +216,8 @@ class Elementwise(Operation):
         return self.sloped.gradients(wanted, kept, dys[0], shapes)
 
     def as_epilogue(self, k: int) -> EpilogueStep | None:
-        """Of one element, with numbers; or a sum, difference, product or quotient of two; a cast is none of its own."""
+        """The step of an operator of one element and numbers, or of a sum, difference, product or quotient of two; None
+        for a cast."""
         if self.shapes[k] != self.shape or len(self.shape) < 2:
             return None
         step = self.element_step()
@@ -252,7 +254,7 @@ class Elementwise(Operation):
 
     @property
     def _is_of_result(self) -> bool:
-        """Whether its gradient is made of what it makes."""
+        """Whether its gradient is made from its result."""
         return ONE[self.op].is_of_result and (self.op != "leaky_relu" or self.args[1] > 0)
 
     def back_of_result(self) -> EpilogueStep | None:
@@ -282,7 +284,7 @@ class Elementwise(Operation):
         return aten.sigmoid_backward(dy, y)
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
-        """Element by element."""
+        """The operator called on one element at a time."""
         wide = [t.expand(self.shape).reshape(-1) for t in operands]
         made = [call(self.op, self.args, tuple(t[i] for t in wide)) for i in range(wide[0].numel())]
         return (torch.stack(made).reshape(self.shape),)
@@ -293,7 +295,7 @@ class Whole(Operation):
     """An operator that no row describes: every rank has its operands whole, and computes it alike.
 
     Attributes:
-        results: shapes; of those with a number among `integers` there is no gradient.
+        results: the results' shapes; results whose number is in `integers` have no gradient.
     """
 
     op: str
@@ -327,13 +329,13 @@ class Whole(Operation):
         return _results(call(self.op, self.args, operands))
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
-        """The same call."""
+        """The same call: no other way is known."""
         return _results(call(self.op, self.args, operands))
 
 
 @dataclass(frozen=True)
 class ByCourse(Operation):
-    """A call of an operator whose gradients are said by its courses (along_gradients.py), where it has any."""
+    """A call of an operator whose gradients its courses make (along_gradients.py), if it has any."""
 
     op: str
     args: tuple[Any, ...]
@@ -345,7 +347,7 @@ class ByCourse(Operation):
     @cached_property
     @abstractmethod
     def courses(self) -> tuple[Course | None, ...] | None:
-        """How it is differentiated, by operand; None where that isn't known."""
+        """The course of each operand's gradient; None where these aren't known."""
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         return _results(call(self.op, self.args, operands))
@@ -366,11 +368,11 @@ class ByCourse(Operation):
 
 @dataclass(frozen=True)
 class Along(ByCourse):
-    """An operator that computes along some dimensions, whole, and alike for every number of the others.
+    """An operator that computes along some dimensions, which are whole, and alike for every place along the others.
 
     Attributes:
         over: those dimensions.
-        results: shapes; `over` is in them with whatever extents, or dropped.
+        results: the results' shapes; in these, dimensions of `over` have any extents, or are dropped.
         integers: numbers of results that have no gradient.
     """
 
@@ -403,7 +405,7 @@ class Along(ByCourse):
         return courses_of(self.op, (self.differentiable,)) if 0 not in self.integers else None
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
-        """Number by number of a dimension that is left."""
+        """The operator called on one place at a time along a dimension that is not in `over`."""
         left = [d for d in range(len(self.shape)) if d not in self.over]
         if not left:
             return self.local(0, At({}, (), ()), *operands)
@@ -415,16 +417,16 @@ class Along(ByCourse):
 
 @dataclass(frozen=True)
 class Apart(ByCourse):
-    """An operator that computes alike and apart for every number of some indices, with all else whole: a recurrent
-    layer for each sample, places of maxima for each channel.
+    """An operator that computes alike and independently for each place along some indices, with all else whole: a
+    recurrent layer for each sample, places of maxima for each channel.
 
     Attributes:
-        dims: of operands, the index of each dimension; "" where it is whole.
-        made: of results likewise.
-        extents: of the indices.
+        dims: for each operand, the index of each dimension; "" where it is whole.
+        made: the same for each result.
+        extents: the indices'.
         integers: numbers of results that have no gradient.
-        differentiable: by operand; () if all are.
-        flops: for each element that the indices say.
+        differentiable: for each operand, whether it is; () if all are.
+        flops: those for each element of the indices.
     """
 
     shapes: tuple[tuple[int, ...], ...]
@@ -458,7 +460,7 @@ class Apart(ByCourse):
         return courses_of(self.op, smooth) if in_order and 0 not in self.integers else None
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
-        """Number by number of the first index."""
+        """The operator called on one place at a time along the first index."""
         index, extent = self.extents[0]
         parts = [
             _results(

@@ -1,10 +1,10 @@
-"""Rows element by element, one behind the other, as one kernel of a GPU, forward and backward.
+"""Elementwise rows, one behind the other, as one kernel of a GPU, forward and backward.
 
     h --mul gamma--> --mul noise--> --add x--> y        one launch, which reads h and x and writes y
 
-Operands lie as the result does, or have a number a channel, a sample, a channel of each sample, or a pixel. Channels
-are the second dimension of images and volumes, and last in memory; where vectors are along the last dimension, as those
-of linear layers are, it has the channels. kernels/chains.py prints kernels of these texts.
+Operands lie as the result does, or have a number for each channel, sample, channel of each sample, or pixel. Channels
+are the second dimension of images and volumes, and last in memory; where vectors lie along the last dimension, as those
+of linear layers do, that dimension is the channels. kernels/chains.py prints kernels of these texts.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from convgen.algebra.signature import Operand
 from convgen.operations.batch_norm import IMAGES
 from convgen.operations.element_texts import ElementStep
 
-MADE = -1  # as a source: what the step before made
-ELEMENT_CHAINS: dict[str, Any] = {}  # a package's kernels, by what chains do
+MADE = -1  # the source of an operand that the step before made
+ELEMENT_CHAINS: dict[str, Any] = {}  # a package's kernels, by chains' keys
 
 
 class ChainStep(NamedTuple):
-    """A step.
+    """A step of a chain.
 
     Attributes:
-        sources: by operand its number among the chain's, or that it is what the step before made.
-        lies: by operand the letters of what it has several of: n, samples; c, channels; p, pixels.
+        sources: for each operand, its number among the chain's operands, or MADE.
+        lies: for each operand, the letters of what it has several of: n, samples; c, channels; p, pixels.
     """
 
     step: ElementStep
@@ -42,7 +42,7 @@ class ElementChain:
     """Steps in order; each but the first reads what the one before made, once.
 
     Attributes:
-        trailing: channels are the last dimension.
+        trailing: whether channels are the last dimension.
     """
 
     steps: tuple[ChainStep, ...]
@@ -50,7 +50,7 @@ class ElementChain:
 
     @cached_property
     def key(self) -> str:
-        """What it does, in full."""
+        """A text of all that the chain does, which is its key."""
         return "trailing " * self.trailing + "; ".join(
             f"{s.step.text} of {', '.join(f'{k}:{at}' for k, at in zip(s.sources, s.lies, strict=True))}"
             for s in self.steps
@@ -58,27 +58,28 @@ class ElementChain:
 
     @cached_property
     def lies(self) -> tuple[str, ...]:
-        """By operand of the chain."""
+        """How each of the chain's operands lies, as in `ChainStep.lies`."""
         found = {k: at for s in self.steps for k, at in zip(s.sources, s.lies, strict=True) if k != MADE}
         return tuple(found[k] for k in sorted(found))
 
     @cached_property
     def casts(self) -> frozenset[str]:
-        """Types that it casts to: it is right for these alone."""
+        """The types to which it casts; its kernel is right for operands of these alone."""
         return frozenset(s.step.casts_to for s in self.steps) - {""}
 
     @cached_property
     def by_sample(self) -> bool:
-        """Whether a program is of one sample's pixels."""
+        """Whether each program of the kernel takes pixels of one sample."""
         return any("n" in at and "p" not in at for at in self.lies)
 
     @cached_property
     def reads_result(self) -> bool:
-        """Whether the last step's gradient is made of what it makes."""
+        """Whether the last step's gradient is made from its result."""
         return any("y" in _names(text) for text in self.steps[-1].step.backs)
 
     def reads(self, wanted: Sequence[bool]) -> set[int]:
-        """The operands that gradients of these read; behind the last one, the result."""
+        """The numbers of the operands that the wanted gradients read; the number behind the last one is the
+        result's."""
         found, values, last = set[int](), set[int](), len(self.steps) - 1
         every = asked_of([s.sources for s in self.steps], wanted)
         for n, (s, asked) in enumerate(zip(self.steps, every, strict=True)):
@@ -97,7 +98,7 @@ class ElementChain:
         return found
 
     def _read(self, source: int, n: int, found: set[int], values: set[int]) -> None:
-        """Of step n an operand, by its source."""
+        """Note that gradients read an operand of step n, by its source."""
         if source == MADE:
             values.add(n - 1)
         else:
@@ -105,10 +106,10 @@ class ElementChain:
 
 
 def asked_of(sources: Sequence[Sequence[int]], wanted: Sequence[bool]) -> list[list[bool]]:
-    """By step the operands of which a gradient is asked.
+    """For each step, the operands whose gradients are asked for.
 
     Args:
-        sources: by step; wanted: by operand of all.
+        sources: those of each step; wanted: for each operand of the chain, whether its gradient is.
     """
     found, made = list[list[bool]](), False
     for each in sources:
@@ -122,7 +123,7 @@ def _names(text: str) -> set[str]:
 
 
 def how_it_lies(shape: Sequence[int], result: Sequence[int], *, trailing: bool = False) -> str | None:
-    """Of an operand beside a result[N, C, ...], or [..., C]; None where kernels can't read it."""
+    """The letters of how an operand lies beside a result[N, C, ...], or [..., C]; None where kernels can't read it."""
     wide = (*[1] * (len(result) - len(shape)), *shape)
     has = [n == of for n, of in zip(wide, result, strict=True)]
     if not all(there or n == 1 for there, n in zip(has, wide, strict=True)):
@@ -140,8 +141,8 @@ def how_it_lies(shape: Sequence[int], result: Sequence[int], *, trailing: bool =
 
 
 def shape_beside(operand: Operand, result: Operand) -> tuple[int, ...] | None:
-    """An operand's shape with as many dimensions as a result has, by the indices that both are made of; None where
-    these stand in another order, it is made of anything else, or has all elements in fewer dimensions."""
+    """An operand's shape with as many dimensions as the result has, by the indices of both. None where the indices
+    stand in another order, where the operand is made of anything else, or has all elements in fewer dimensions."""
     places = {made.indices: d for d, made in enumerate(result.dims) if made.relation is None and made.indices}
     wide, last = [1] * len(result.shape), -1
     for made, n in zip(operand.dims, operand.shape, strict=True):
@@ -157,7 +158,7 @@ def shape_beside(operand: Operand, result: Operand) -> tuple[int, ...] | None:
 def chain_of_parts(
     parts: Sequence[tuple[ElementStep | None, Sequence[int], Sequence[Sequence[int] | None], Sequence[int]]],
 ) -> ElementChain | None:
-    """Of rows, each with how it makes an element, its sources, and the shapes of its operands beside its result's;
+    """The chain of rows, each given with its element step, its sources, and its operands' shapes beside its result's;
     None where they are no chain."""
     last = tuple(parts[-1][3])
     orders = [trailing for trailing in (False, True) if trailing or len(last) in IMAGES]

@@ -19,7 +19,8 @@ from convgen.operations.row import At, Derived, Operation, Work, own, touched
 
 @dataclass(frozen=True)
 class Contraction(Operation):
-    """`subscripts` as einsum has them, of two operands, each index of the result in one of them; a letter is an index.
+    """An einsum of two operands by `subscripts`, in which a letter is an index; each index of the result is in an
+    operand.
 
     Example:
         >>> linear((8, 5), 3).subscripts
@@ -31,7 +32,7 @@ class Contraction(Operation):
 
     @property
     def as_convolution(self) -> Mapping[str, str]:
-        """Of a linear layer's."""
+        """The names that a convolution has for a linear layer's indices."""
         return {"a": "N", "K": "C", "F": "F"}
 
     @cached_property
@@ -85,7 +86,7 @@ class Contraction(Operation):
         )
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
-        """Every product, then sums."""
+        """All products, then their sums."""
         letters = [i for i, _ in self.extents]
         wide: list[Any] = []
         for t, side in zip(operands, self._sides, strict=False):
@@ -111,22 +112,22 @@ class Contraction(Operation):
 
 
 def linear(shape: Sequence[int], features: int) -> Contraction:
-    """x[..., K] with w[F, K]."""
+    """The contraction of x[..., K] with w[F, K]."""
     lead = "abcdefgh"[: len(shape) - 1]
     extents = (*zip(lead, shape[:-1], strict=True), ("K", shape[-1]), ("F", features))
     return Contraction(f"{lead}K,FK->{lead}F", extents)
 
 
 def matrix_product(batch: Sequence[int], rows: int, inner: int, columns: int) -> Contraction:
-    """[..., M, K] with [..., K, L]."""
+    """The contraction of [..., M, K] with [..., K, L]."""
     lead = "abcdefgh"[: len(batch)]
     extents = (*zip(lead, batch, strict=True), ("M", rows), ("K", inner), ("L", columns))
     return Contraction(f"{lead}MK,{lead}KL->{lead}ML", extents)
 
 
 def contracted(first: str, second: str, result: str, a: Any, b: Any) -> Any:
-    """What einsum makes of two operands with these indices; in one call where it is one product of matrices, as a
-    linear layer and its gradients are."""
+    """The einsum of two operands with these indices; it is one matrix product where that does it, as for a linear layer
+    and its gradients."""
     way = _product_of(first, second, result)
     if way in ("rows", "rows turned"):
         return torch.matmul(a, b if way == "rows" else b.t())
@@ -139,8 +140,8 @@ def contracted(first: str, second: str, result: str, a: Any, b: Any) -> Any:
 
 @cache
 def _product_of(first: str, second: str, result: str) -> Literal["rows", "rows turned", "columns", "any"]:
-    """Which product of matrices it is: of the first one's rows with the second or with that turned, or of the columns
-    of both."""
+    """Which matrix product the einsum is: of the first operand's rows with the second or its transpose, or of the
+    columns of both; "any" for none of these."""
     *rows, k = first
     if len(second) == 2 and k in second and second.replace(k, "") == result[-1:] and [*result[:-1]] == rows:
         return "rows" if second[0] == k else "rows turned"

@@ -1,10 +1,10 @@
-"""Convolution in its three phases: one sum over the same products, of which one tensor is made and two are read.
+"""Convolution in its three phases: sums over the same products, in which two tensors are read and the third is made.
 
     y[n, f, o] += x[n, c, o*S - P + d*k] * w[f, c, k]
 
-forward sums over c and k, backward-data over f and k, backward-filter over n and o. With groups there are two ways:
-G, C and F as nests (C is (G, C/g): blocks are whole groups, or parts of one), or channels as rows that filters read,
-exact for blocks that cut groups. Source: [CF] Eqs. 1 to 3; docs/design.md, One idea.
+forward sums over c and k, backward-data over f and k, backward-filter over n and o. With groups there are two ways: G,
+C and F as nests (C is (G, C/g): blocks are whole groups, or parts of one), or channels as rows that filters read, which
+is exact for blocks that cut groups. Source: [CF] Eqs. 1 to 3; docs/design.md, One idea.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ from convgen.operations.row import (
 
 READS: Mapping[Phase, str] = {"forward": "xw", "backward_data": "yw", "backward_filter": "yx"}
 MAKES: Mapping[Phase, str] = {"forward": "y", "backward_data": "x", "backward_filter": "w"}
-CHANNELS = {"x": 1, "w": 0, "y": 1}  # the dimension that groups are of
+CHANNELS = {"x": 1, "w": 0, "y": 1}  # the dimension that is cut into groups
 
 
 class Channels(NamedTuple):
-    """Extents of indices that are no rows, and what the first two dimensions of each tensor are made of."""
+    """The extents of the indices that aren't spatial, and what the first two dimensions of each tensor are made of."""
 
     extents: dict[str, int]
     made: dict[str, tuple[Made, Made]]
 
 
 class LocalConvolution(NamedTuple):
-    """What a rank convolves, whatever the number of samples.
+    """A rank's local convolution, whatever the number of samples.
 
     Attributes:
-        channels, filters: of a group.
-        dims: of each dimension rows of x and of y, kernel, stride, dilation, and zero rows below x's first row as seen
-            from y's first one.
+        channels, filters: those of one group.
+        dims: for each dimension the rows of x and of y, kernel, stride, dilation, and zero rows below x's first row as
+            seen from y's first one.
         x_parts, y_parts: channels of x (filters of y) lie in so many equal parts; 1 is an ordinary tensor.
     """
 
@@ -68,26 +68,27 @@ class LocalConvolution(NamedTuple):
 
     @property
     def kind(self) -> LocalConvolution:
-        """The same without its extents: what kernels have in common that take these as arguments."""
+        """The same without its extents: the key of kernels that take extents as arguments."""
         return self._replace(dims=tuple([(0, 0, *d[2:5], 0) for d in self.dims]))
 
 
-# Kernels in the place of ATen's convolutions, by dtype and what they convolve: a GPU's package fills it.
+# Kernels that replace ATen's convolutions, by dtype and local convolution: a GPU's package fills these tables.
 KERNELS: dict[tuple[str, LocalConvolution], Callable[..., Any]] = {}
-# The same, where they read a block and boxes around it; of the activation, x or y, that has them.
+# Those that read a block and boxes around it, by the activation, x or y, that has the boxes, too.
 RIMS: dict[tuple[str, LocalConvolution, str], Callable[..., Any]] = {}
-# The same of forward convolutions with steps behind them; of the activation that has boxes around it, if any.
+# Those of forward convolutions with steps behind them, by the steps and the activation that has boxes, if any, too.
 EPILOGUES: dict[tuple[str, LocalConvolution, Epilogue, str], Callable[..., Any]] = {}
-# The same of convolutions behind a step whose gradient backward-data's kernel makes.
+# Those of convolutions behind a step whose gradient backward-data's kernel makes.
 MASKED: dict[tuple[str, LocalConvolution, Epilogue], Callable[..., Any]] = {}
 
 
-# Kernels that take extents as arguments, by dtype, kind, steps, and whether these are a mask.
+# Those that take extents as arguments, by dtype, kind, steps, and whether these are a mask.
 ANY_EXTENTS: dict[tuple[str, LocalConvolution, Epilogue, bool], Any] = {}
 
 
 def any_extents(dtype: str, here: LocalConvolution, rim: str = "", steps: Epilogue = (), masks: bool = False) -> Any:
-    """Of these the nearest to what is convolved here; None where there is none of its kind.
+    """The kernel with extents as arguments that is nearest to this local convolution; None where there is none of its
+    kind.
 
     Args:
         rim: the activation that has boxes around it, if any.
@@ -96,17 +97,18 @@ def any_extents(dtype: str, here: LocalConvolution, rim: str = "", steps: Epilog
     return None if found is None else found.at(here, rim)
 
 
-# The same as those with steps, which there may be none of, that make moments of what they make, too.
+# Those that also make moments of their results, with steps behind the convolution or none.
 MOMENTS: dict[tuple[str, LocalConvolution, Epilogue, str], Any] = {}
-# The same of products that do what a batch norm does last with what they read: forward with moments of what they make,
-# backward-data as a mask, too.
+# Those of products that also do a batch norm's last step on what they read: forward makes moments of its result, too;
+# backward-data may be a mask, too.
 PROLOGUES: dict[tuple[str, LocalConvolution, Epilogue, Prologue], Any] = {}
-# As a mask: what is added is another gradient of the same value.
+# A sum of gradients is like a mask: the step adds another gradient of the same value.
 ADD: Epilogue = (EpilogueStep("{x} + {0}", (("element", 1),), "sum"),)
 
 
 class HeldGroups(NamedTuple):
-    """Groups that a rank's operands hold: channels that they make, and [lo, hi) of these that are its block."""
+    """The groups that a rank's operands hold: the channels that they make, and which of these, [lo, hi), are its
+    block."""
 
     groups: int
     channels: int
@@ -116,11 +118,11 @@ class HeldGroups(NamedTuple):
 
 @dataclass(frozen=True)
 class HowConvolved:
-    """How a rank's part is one of ATen's convolutions: of rows `have` as rows `read`, then `made` as those `want`.
+    """A rank's part as a convolution of ATen: rows `have` are fitted to rows `read`, then rows `made` to rows `want`.
 
     Attributes:
-        channels: of what it makes, those that are the rank's block: [lo, hi) of so many.
-        settings: ATen's: strides, padding, dilations, transposed, output padding, groups.
+        channels: which of the channels that it makes are the rank's block: [lo, hi) of so many.
+        settings: ATen's strides, padding, dilations, transposed, output padding and groups.
     """
 
     have: Sequence[Interval]
@@ -132,29 +134,29 @@ class HowConvolved:
 
     @cached_property
     def around_x(self) -> tuple[list[int], list[int]]:
-        """Sides that x gets, and that the gradient of it gets back."""
+        """The rows that are put on x's sides, and those that are put on its gradient's."""
         return sides_of(self.have, self.read), sides_of(self.read, self.have)
 
     @cached_property
     def around_y(self) -> tuple[list[int], list[int]]:
-        """The same of what is made."""
+        """The rows that are put on the sides of the result, and on its gradient's."""
         return sides_of(self.made, self.want), sides_of(self.want, self.made)
 
     @cached_property
     def is_whole(self) -> bool:
-        """Whether ATen's convolution makes the part, and nothing that is cut off or put around it."""
+        """Whether ATen's convolution makes just the part, so that nothing is cut off or put around it."""
         here = self.channels
         rows = zip(self.made, self.want, strict=True)
         return (here.lo, here.hi) == (0, here.channels) and all(lo <= a and b <= hi for (lo, hi), (a, b) in rows)
 
     def of(self, x: Any, w: Any, bias: Any = None) -> Any:
-        """The part that the rank makes."""
+        """The rank's part of the result."""
         here, y = self.channels, torch.convolution(x, w, bias, *self.settings)
         return with_sides(y if here.hi - here.lo == y.shape[1] else y[:, here.lo : here.hi], self.around_y[0])
 
 
 def other_phases(phase: Phase, row: Callable[[Phase], Operation]) -> Mapping[str, Derived]:
-    """Gradients of a phase's operands: each is the phase that makes it, a row of its own."""
+    """The gradients of a phase's operands: each is the phase that makes it, as a row of its own."""
     found: dict[str, Derived] = {}
     for other, makes in MAKES.items():
         if other != phase:
@@ -209,7 +211,8 @@ class Convolution(Operation):
 
     @cached_property
     def signatures(self) -> tuple[Signature, ...]:
-        """Groups as nests, then cut; of dw each with the rows of y as blocks, then with those of x, as dx has them."""
+        """The signatures: groups as nests, then cut. For dw each comes with y's rows as blocks, then with x's, as in
+        dx."""
         made = MAKES[self.phase]
         sides = ("y", "x") if made == "w" else (made,)
         channels = (self._nests,) if self.conv.groups == 1 else (self._nests, self._cut)
@@ -237,7 +240,8 @@ class Convolution(Operation):
 
     @property
     def _cut(self) -> Channels:
-        """Channels of what is made are the index, filters of w; a block of it reads whole groups of the others."""
+        """The channels of groups that are cut: the result's channels, or w's filters, are the index; a block of it
+        reads whole groups of the others."""
         makes, n = MAKES[self.phase], Made(("N",))
         index, size = ("C", self._channels) if makes == "x" else ("F", self._filters)
         blocks = {"x": "x", "y": "y", "w": "wy"}[makes]
@@ -248,16 +252,16 @@ class Convolution(Operation):
 
     @property
     def _channels(self) -> int:
-        """Of a group."""
+        """The number of channels of a group."""
         return self.conv.channels // self.conv.groups
 
     @property
     def _filters(self) -> int:
-        """Of a group."""
+        """The number of filters of a group."""
         return self.conv.filters // self.conv.groups
 
     def spare(self, way: int) -> tuple[tuple[int, ...], ...]:
-        """Rows of x behind the last window, fewer than a stride: no window reads them, whoever has them."""
+        """The rows of x behind the last window, fewer than a stride, which no window reads."""
         none, rows = (0,) * (2 + len(self.taps)), (0, 0, *(t.stride - 1 for t in self.taps))
         if self.phase == "forward":
             return rows, none
@@ -275,7 +279,7 @@ class Convolution(Operation):
         return (self._in_parts(at, how.of(with_sides(x, how.around_x[0]), w, *bias)),)
 
     def _kernel(self, way: int, at: At, operands: Sequence[Any]) -> Any:
-        """What computes it in the place of ATen."""
+        """The kernel that computes the phase in the place of ATen; None without one."""
         here = self.convolved(way, at) if (KERNELS or RIMS or ANY_EXTENTS) and not ASKED.types else None
         if here is None:
             return None
@@ -344,7 +348,8 @@ class Convolution(Operation):
         return None if self.phase == "backward_filter" else 1
 
     def adds_bias(self, way: int, at: At, *operands: Any) -> bool:
-        """Not a package's kernel, nor where channels are cut, or rows that no product reaches are put around."""
+        """Whether ATen can add the bias: not where a package's kernel convolves, where channels are cut, or where rows
+        that no product reaches are put around."""
         plain = self.bias_along is not None and self._kernel(way, at, operands) is None
         return plain and self._how(at, self._tensors(at, operands)[0]).is_whole
 
@@ -377,17 +382,17 @@ class Convolution(Operation):
         return found
 
     def _in_parts(self, at: At, made: Any) -> Any:
-        """What ATen made, as it travels."""
+        """ATen's result in the form in which it travels."""
         count = at.parts.get(MAKES[self.phase], 1)
         return made if count == 1 else to_parts(made, count)
 
     def convolved(self, way: int, at: At) -> LocalConvolution | None:
-        """What a rank convolves of the rows that are there; None where its block cuts groups."""
+        """The rank's local convolution, of the rows that exist; None where its block cuts groups."""
         held = dict(zip(READS[self.phase], at.inside, strict=True))
         here = self._groups(at, "C", self._channels) if "x" not in held else self._groups(at, "F", self._filters)
         if (here.lo, here.hi) != (0, here.channels) or not here.channels:
             return None
-        # Rows of one activation are blocks; of the other they are what is read, as far as it is there.
+        # One activation's rows are blocks; the other's are those that are read and exist.
         blocks = MAKES[self.phase] if "w" in held else "yx"[way % 2]
         read = held["x" if blocks == "y" else "y"]
         xs, ys = (read[2:], self._rows(at)) if blocks == "y" else (self._rows(at), read[2:])
@@ -404,10 +409,10 @@ class Convolution(Operation):
         return LocalConvolution(channels, filters // here.groups, here.groups, dims, *parts)
 
     def _how(self, at: At, like: Any) -> HowConvolved:
-        """Of the phases that make an activation, worked out once for a place.
+        """The convolution of ATen for a phase that makes an activation, worked out once for a place.
 
         Args:
-            like: of its type.
+            like: a tensor of its type.
         """
         if (known := at.known.get((self, like.dtype))) is None:
             known = at.known[self, like.dtype] = self._how_there(at, like.dtype)
@@ -423,7 +428,7 @@ class Convolution(Operation):
         inside = [(lo - p, hi + p) for (lo, hi), p in zip(at.inside[0][2:], padding, strict=True)]
         wished = [w if p == 0 else i for w, i, p in zip(at.windows[0][2:], inside, padding, strict=True)]
         for d, (t, i, p) in enumerate(zip(self.taps, self.conv.letters, padding, strict=True)):
-            if p == 0 and at.extent(i) == 1:  # whose stride is 1 below, so that spare rows would make more
+            if p == 0 and at.extent(i) == 1:  # its stride becomes 1 below, so spare rows would make more rows
                 wished[d] = (wished[d][0], wished[d][0] + t.reach + 1)
         strides = [
             1 if p == 0 and at.extent(i) == 1 else t.stride
@@ -432,7 +437,8 @@ class Convolution(Operation):
         return HowConvolved(inside, wished, (), (), here, self._settings(here.groups, padding, strides))
 
     def _padding(self, at: At, dtype: Any) -> list[int]:
-        """Zero rows that ATen adds by itself, alike on both sides: where that makes just the rows that are here.
+        """The zero rows that ATen adds by itself, equally on both sides, where that makes just the rows that are here;
+        else 0.
 
         oneDNN, which has no float64, is wrong without a word where a window is about as long as x, or y has one row
         (templates/runtime/local.py lists what was seen): there padding is made by hand, and a single row has a stride
@@ -452,7 +458,7 @@ class Convolution(Operation):
     def _backward_filter(self, way: int, at: At, dy: Any, x: Any) -> Any:
         if way % 2 == 0:
             x = at.wished(1, x)
-        else:  # rows of x are the block: the others that dy's rows read are another rank's, here zeros
+        else:  # x's rows are the block: other rows that dy's read are other ranks', and zeros here
             dy = at.wished(0, dy)
             x = fit(x, self._rows(at), self._read_by(at))
         here = self._groups(at, "F", self._filters)
@@ -466,7 +472,7 @@ class Convolution(Operation):
         return [at.blocks[i] for i in self.conv.letters]
 
     def _read_by(self, at: At) -> list[Interval]:
-        """Rows of x that the rows of y here read: all that they do, whoever has them."""
+        """All rows of x that the rows of y here read, whichever rank has them."""
         return [t.window(*rows) for t, rows in zip(self.taps, at.windows[0][2:], strict=True)]
 
     def _settings(
@@ -477,12 +483,12 @@ class Convolution(Operation):
         *,
         transposed: bool = False,
     ) -> tuple[Any, ...]:
-        """ATen's; without padding where operands have got theirs."""
+        """ATen's settings; without padding where operands are padded already."""
         zeros, dilations = [0] * len(self.taps), [t.dilation for t in self.taps]
         return strides or [t.stride for t in self.taps], padding or zeros, dilations, transposed, zeros, groups
 
     def _groups(self, at: At, index: str, size: int) -> HeldGroups:
-        """`index`: channels of what is made, or filters of w; `size` of them in a group."""
+        """The groups that a rank holds; `index` is the result's channels or w's filters, `size` of them in a group."""
         if "G" in at.blocks:
             channels = at.extent("G") * at.extent(index)
             return HeldGroups(at.extent("G"), channels, 0, channels)
@@ -492,7 +498,7 @@ class Convolution(Operation):
 
     # ---------------------------------------------------------------- what it is, what it takes
     def reference(self, *operands: Any) -> tuple[Any, ...]:
-        """The sum as it stands, over a tensor a dimension that is 1 where output row o reads row h by tap k."""
+        """The sum as written, with a tensor for each dimension that is 1 where output row o reads row h by tap k."""
         names = {"x": "ngchij", "w": "gfcklm", "y": "ngfopq"}
         (one, first), (other, second) = (
             (names[t][: 3 + len(self.taps)], operand.unflatten(CHANNELS[t], (self.conv.groups, -1)))
@@ -510,10 +516,11 @@ class Convolution(Operation):
         return other_phases(self.phase, lambda phase: replace(self, phase=phase))
 
     def work(self, way: int, at: At) -> Work:
-        """Two flops a product, every tap of every row of y here, read or made; padding counts as read."""
+        """The work: two flops for each product, of every tap of every row of y that is read or made here; padding
+        counts."""
         signature, letters = self.signatures[way], self.conv.letters
         makes = MAKES[self.phase]
-        rows_of_x = makes == "x" or (makes == "w" and way % 2 == 1)  # are blocks: of y there are those that they read
+        rows_of_x = makes == "x" or (makes == "w" and way % 2 == 1)  # x's rows are blocks, y's read them
         rows = [count_rows(r) for r in at.inside[0][2:]] if rows_of_x else [at.extent(i) for i in letters]
         products = prod(at.extent(i) for i, _ in signature.extents if i not in letters) * prod(rows) * self.conv.taps
         if self.conv.groups > 1 and "G" not in signature.extent:
@@ -522,7 +529,7 @@ class Convolution(Operation):
 
 
 def _hits(t: Taps, s: Spatial, dtype: Any) -> Any:
-    """1 where output row o reads row h by tap k: [o, h, k]."""
+    """A tensor [o, h, k] that is 1 where output row o reads row h by tap k."""
     hits = [(o, h, k) for o in range(s.out) for k, h in enumerate(t.row(o)) if 0 <= h < s.extent]
     found = torch.zeros(s.out, s.extent, s.kernel, dtype=dtype)
     found[tuple(torch.tensor(hits, dtype=torch.int64).reshape(-1, 3).T)] = 1

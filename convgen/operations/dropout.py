@@ -1,4 +1,4 @@
-"""What is drawn is a function of (seed, step, call, global index): every layout draws the same numbers, and dropout's
+"""Random numbers are a function of (seed, step, call, global index): every layout draws the same ones, and dropout's
 backward pass draws its mask again instead of keeping it.
 
 Source: Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC'11, Philox4x32-10.
@@ -21,16 +21,16 @@ from convgen.operations.row import At, Derived, Operation, numbered, numbers, on
 WORD = 0xFFFFFFFF
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
-EVALUATION = 1 << 31  # calls in evaluation are steps from here on
+EVALUATION = 1 << 31  # the steps of calls in evaluation begin here
 ROUNDS = 10
-MOST_DIMS = 5  # of a tensor for which a kernel draws
+MOST_DIMS = 5  # the most dimensions of a tensor for which a kernel draws
 DRAWS: list[Any] = []  # a package's module of kernels that draw, if there is one
-BY_HAND = 32  # elements, of which Python's integers cost less than calls of ATen
-DIGITS = {"float64": 32, "float32": 24, "float16": 11, "bfloat16": 8}  # binary, of uniform numbers below 1
+BY_HAND = 32  # for so few elements Python's integers take less time than calls of ATen
+DIGITS = {"float64": 32, "float32": 24, "float16": 11, "bfloat16": 8}  # binary digits of uniform numbers below 1
 
 
 def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
-    """Ten rounds on four words of 32 bits."""
+    """Philox's ten rounds on four words of 32 bits."""
     a, b, c, d = counter
     k, m = key
     for _ in range(ROUNDS):
@@ -41,26 +41,26 @@ def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[in
 
 
 def kernels_of(shape: tuple[int, ...], at: At) -> tuple[Any, Any]:
-    """A module of kernels that draw, and a rank's block; None where ATen draws."""
+    """The module of kernels that draw, and the arguments of a rank's block; None where ATen draws."""
     draws = DRAWS[0] if DRAWS and len(shape) <= MOST_DIMS and not ASKED.types else None
     return draws, [at.blocks[i] for i in numbered(len(shape))]
 
 
 def words(shape: tuple[int, ...], at: At, drawn: Any, call: int) -> tuple[Any, Any, Any, Any]:
-    """Words of 32 bits for each element of this rank's block, by its number in the whole, as int64.
+    """Four words of 32 bits, as int64, for each element of this rank's block, by the element's number in the whole.
 
-    A product of two words may pass 2**63; what is shifted and masked of it is right in two's complement as well, and
-    what of it is above 32 bits is masked once a round.
+    A product of two words may pass 2**63; in two's complement its shifted and masked bits are right nonetheless, and
+    bits above 32 are masked once a round.
 
     Args:
         drawn: (seed, step).
-        call: which of a program's places that draw.
+        call: the number of the place in the program that draws.
     """
     blocks = [at.blocks[i] for i in numbered(len(shape))]
     here = [hi - lo for lo, hi in blocks]
     if (few := few_words(shape, at, drawn, call)) is not None:
         return tuple(torch.tensor(few, dtype=torch.int64).view(*here, 4).unbind(-1))
-    cut = max((d for d, n in enumerate(shape) if blocks[d] != (0, n)), default=0)  # behind it numbers follow each other
+    cut = max((d for d, n in enumerate(shape) if blocks[d] != (0, n)), default=0)  # behind it numbers follow
     steps = [prod(shape[d + 1 :]) for d in range(len(shape))]
     lo, hi = blocks[cut] if shape else (0, 1)
     number = numbers((lo * steps[cut], hi * steps[cut]) if shape else (0, 1), drawn).view(here[cut:])
@@ -70,7 +70,7 @@ def words(shape: tuple[int, ...], at: At, drawn: Any, call: int) -> tuple[Any, A
     rounds = on_device(tuple(r * w & WORD for r in range(ROUNDS) for w in WEYL), torch.int64, drawn.device)
     keys = (rounds.view(ROUNDS, 2) + torch.stack([seed, seed >> 32]) & WORD).view(ROUNDS, 2, *ones)
     times = on_device(MULTIPLIERS, torch.int64, drawn.device).view(2, *ones)
-    # philox's rounds, of a and c, and of b and d, at once: of few elements calls of ATen are what it costs.
+    # Philox's rounds do a and c at once, and b and d: for few elements it is the number of ATen's calls that costs.
     even = torch.stack([number & WORD, (step & WORD).expand(number.shape)])
     odd = torch.stack([number >> 32, torch.full_like(number, call)])
     for key in keys.unbind():
@@ -82,14 +82,14 @@ def words(shape: tuple[int, ...], at: At, drawn: Any, call: int) -> tuple[Any, A
 
 
 def some_words(which: Iterable[int], drawn: Any, call: int) -> list[tuple[int, int, int, int]]:
-    """The same for elements of these numbers, in Python's integers."""
+    """The words of the elements with these numbers, in Python's integers."""
     seed, step = drawn.tolist()
     key = (seed & WORD, seed >> 32 & WORD)
     return [philox((i & WORD, i >> 32, step & WORD, call), key) for i in which]
 
 
 def few_words(shape: tuple[int, ...], at: At, drawn: Any, call: int) -> list[tuple[int, int, int, int]] | None:
-    """The same where a rank's block has few elements, on a CPU, in Python's integers; None elsewhere."""
+    """The words of a rank's block in Python's integers, if it has few elements and is on a CPU; else None."""
     if drawn.device.type != "cpu":
         return None
     if (key := ("numbers", shape)) not in at.known:
@@ -99,7 +99,7 @@ def few_words(shape: tuple[int, ...], at: At, drawn: Any, call: int) -> list[tup
 
 
 def _few_numbers(shape: tuple[int, ...], blocks: Sequence[tuple[int, int]]) -> list[int] | None:
-    """Numbers of a block's elements in the whole, if these are few."""
+    """The numbers in the whole of a block's elements, if these are few; else None."""
     if prod(hi - lo for lo, hi in blocks) > BY_HAND:
         return None
     steps = [prod(shape[d + 1 :]) for d in range(len(shape))]
@@ -107,7 +107,7 @@ def _few_numbers(shape: tuple[int, ...], blocks: Sequence[tuple[int, int]]) -> l
 
 
 def two_words(shape: tuple[int, ...], at: At, drawn: Any, call: int, *, both: bool = True) -> tuple[Any, Any]:
-    """The first two of them; the second, by a kernel, only where `both`."""
+    """The first two words of each element; a kernel makes the second only if `both`."""
     draws, box = kernels_of(shape, at)
     if draws is not None:
         return draws.words(shape, box, drawn, call, both)
@@ -116,9 +116,10 @@ def two_words(shape: tuple[int, ...], at: At, drawn: Any, call: int, *, both: bo
 
 @dataclass(frozen=True)
 class Dropout(Operation):
-    """x with a share p of its elements 0 and the others divided by 1 - p.
+    """The tensor x with a share p of its elements 0 and the others divided by 1 - p.
 
-    Operands are x and (seed, step), two int64: a buffer. `call` tells the places of a program that draw apart.
+    Operands are x and a buffer of two int64, (seed, step). `call` numbers the places of a program that draw, so that
+    they draw differently.
     """
 
     shape: tuple[int, ...]
@@ -137,16 +138,16 @@ class Dropout(Operation):
 
     @cached_property
     def gradients(self) -> Mapping[str, Derived]:
-        """The same mask, drawn again."""
+        """The gradient's row, which draws the same mask again."""
         return {"x": Derived(self, ("dy", "seed"))}
 
     @property
     def _least(self) -> int:
-        """Words below it drop."""
+        """The least word that keeps its element: elements with lower words are dropped."""
         return round(self.p * 2**32)
 
     def mask(self, at: At, drawn: Any, like: Any) -> Any:
-        """Ones where x stays, of the type of `like`: what a target that draws no numbers takes."""
+        """The mask, with ones where x stays, in like's type, for a target that draws no numbers itself."""
         return (words(self.shape, at, drawn, self.call)[0] >= self._least).to(like.dtype)
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
@@ -165,7 +166,7 @@ class Dropout(Operation):
     def kept(self, way: int, at: At, wanted: Sequence[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         x, drawn = operands
         if kernels_of(self.shape, at)[0] is not None:
-            return self.local(way, at, x, drawn), (None, drawn)  # of which the mask is drawn again
+            return self.local(way, at, x, drawn), (None, drawn)  # enough to draw the mask again
         there = words(self.shape, at, drawn, self.call)[0] >= self._least
         return (x * there / (1 - self.p),), (there, None)
 
@@ -176,7 +177,7 @@ class Dropout(Operation):
         return dys[0] / (1 - self.p) * there, None
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
-        """Element by element, in Python's integers."""
+        """The result element by element, in Python's integers."""
         x, drawn = operands
         kept = torch.tensor([w >= self._least for w, *_ in some_words(range(x.numel()), drawn, self.call)]).reshape(
             self.shape
@@ -186,7 +187,7 @@ class Dropout(Operation):
 
 @dataclass(frozen=True)
 class Drawn(Operation):
-    """Numbers that are drawn for each place. No operand but the seed."""
+    """Numbers that are drawn for each element; the seed is the only operand."""
 
     shape: tuple[int, ...]
 
@@ -202,7 +203,7 @@ class Drawn(Operation):
 
 @dataclass(frozen=True)
 class Bernoulli(Drawn):
-    """Ones with probability p, else zeros: masks of channels, of samples (stochastic depth).
+    """Ones with probability p, else zeros: masks of channels, or of samples (stochastic depth).
 
     Attributes:
         dtype: as torch prints it.
@@ -216,7 +217,7 @@ class Bernoulli(Drawn):
 
     @property
     def _least(self) -> int:
-        """Words below it are ones."""
+        """The least word that makes a zero: lower words make ones."""
         return round(self.p * 2**32)
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
@@ -229,7 +230,7 @@ class Bernoulli(Drawn):
         return ((one < self._least).to(kind),)
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
-        """Element by element, in Python's integers."""
+        """The result element by element, in Python's integers."""
         drawn = some_words(range(prod(self.shape)), operands[0], self.call)
         ones = [float(w < self._least) for w, *_ in drawn]
         return (torch.tensor(ones, dtype=getattr(torch, self.dtype)).reshape(self.shape),)
@@ -237,7 +238,7 @@ class Bernoulli(Drawn):
 
 @dataclass(frozen=True)
 class Noise(Drawn):
-    """Uniform numbers of [0, 1), or normal ones (Box and Muller's, of two words).
+    """Uniform numbers in [0, 1), or normal ones (Box and Muller, from two words).
 
     Attributes:
         dtype: as torch prints it. Uniform numbers of a shorter type are those of a longer one, cut.
@@ -257,7 +258,7 @@ class Noise(Drawn):
         return (y.to(getattr(torch, self.dtype)),)
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
-        """Element by element, in Python's numbers."""
+        """The result element by element, in Python's numbers."""
         drawn = some_words(range(prod(self.shape)), operands[0], self.call)
         if self.kind == "uniform":
             digits = DIGITS[self.dtype]

@@ -1,4 +1,4 @@
-"""Triton's text of operators of one element of each operand, and of their gradients as ATen has them, of a NaN too."""
+"""Triton's text of elementwise operators, and of their gradients as ATen has them, also for a NaN."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 
 class ElementText(NamedTuple):
-    """Of one element.
+    """The text of an operator of one element.
 
     Attributes:
-        text: of {x}, and numbers {0}, {1} that the operator takes.
-        back: the gradient of what it reads, of {dy} and either {y}, what it makes, or {x}; and the numbers.
+        text: the result, from {x} and the numbers {0}, {1} that the operator takes.
+        back: the gradient of what it reads, from {dy}, either its result {y} or {x}, and the numbers.
     """
 
     text: str
@@ -24,13 +24,13 @@ class ElementText(NamedTuple):
 
 
 class ElementStep(NamedTuple):
-    """What a row does with an element of each operand.
+    """A row's step on one element of each operand.
 
     Attributes:
-        text: of {0}, {1}, the operands' elements.
-        backs: by operand, of {dy}, {y} and the operands' elements.
-        casts_to: the type that it is right for alone, if it only casts.
-        is_free: whether no launch does it where it stands alone.
+        text: the result, from the operands' elements {0}, {1}.
+        backs: for each operand its gradient, from {dy}, {y} and the operands' elements.
+        casts_to: if it only casts, the type to which it does.
+        is_free: whether it takes no launch where it stands alone.
     """
 
     text: str
@@ -47,7 +47,7 @@ TANH = f"(1 / (1 + tl.exp(-({{x}} * ({A!r} + {B!r} * {{x}} * {{x}})))))"
 RELU = "tl.where({x} < 0, 0.0, {x})"  # a NaN stays one
 SIX = "tl.where({x} < -3, 0.0, tl.where({x} > 3, 6.0, {x} + 3)) / 6"
 
-# By ATen's name.
+# Operators of one element, by ATen's name.
 ONE: Mapping[str, ElementText] = {
     "relu": ElementText(RELU, "tl.where({y} <= 0.0, 0.0, {dy})"),
     "hardtanh": ElementText(
@@ -70,7 +70,7 @@ ONE: Mapping[str, ElementText] = {
     ),
     "hardsigmoid": ElementText(SIX, "tl.where(({x} > -3.0) & ({x} < 3.0), {dy} / 6, 0.0)"),
 }
-# Of two.
+# Operators of two elements.
 SAME = ElementStep("{0}", ("{dy}",))
 TWO: Mapping[str, ElementStep] = {
     "add": ElementStep("{0} + {1}", ("{dy}", "{dy}")),
@@ -82,14 +82,14 @@ AFFINE = ElementStep("{0} * {1} + {2}", ("{dy} * {1}", "{dy} * {0}", "{dy}"))
 
 
 def of_one(name: str, numbers: tuple[float, ...] = ()) -> ElementStep:
-    """An operator of `ONE` with these numbers."""
+    """The step of an operator in `ONE` with these numbers."""
     text, back = ONE[name]
     given = [repr(float(n)) for n in numbers]
     return ElementStep(text.format(*given, x="{0}"), (back.format(*given, x="{0}", y="{y}", dy="{dy}"),))
 
 
 def with_number(name: str, number: float) -> ElementStep:
-    """An operator of `TWO` whose second operand is a number."""
+    """The step of an operator in `TWO` whose second operand is a number."""
     text, backs = TWO[name][:2]
     if number == 1 and name in ("mul", "div"):
         return SAME

@@ -1,7 +1,7 @@
-"""Gradients of operators of one element of each operand, as autograd has them (torch's derivatives.yaml).
+"""Gradients of elementwise operators, as autograd has them (torch's derivatives.yaml).
 
-A slope says what it reads of a call and what it makes of that and of the result's gradient. What was broadcast is
-summed, and has its operand's type, behind it.
+A slope says what it reads of a call, and makes a gradient of that and of the result's gradient. Behind it the gradient
+is summed over what was broadcast, and cast to its operand's type.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Slope:
     """The gradient of one argument.
 
     Attributes:
-        reads: numbers of tensor arguments, `y` for the result.
-        back: it makes the gradient of dy, of what it reads, in that order, and of the arguments behind the tensors.
+        reads: the numbers of the tensor arguments that it reads; `y` is the result.
+        back: makes the gradient from dy, from what it reads, in that order, and from the arguments behind the tensors.
     """
 
     reads: str
@@ -32,7 +32,7 @@ class Slope:
 
 
 def _backward(name: str) -> Back:
-    """ATen's, of dy, x or y, and numbers."""
+    """ATen's backward operator of this name, called with dy, x or y, and numbers."""
 
     def back(dy: Any, read: Any, numbers: Any) -> Any:
         return getattr(torch.ops.aten, name)(dy, *read, *numbers)
@@ -49,7 +49,7 @@ def _times(dy: Any, read: Any, numbers: Any) -> Any:
 
 
 def _scaled(dy: Any, read: Any, numbers: Any) -> Any:
-    """Times alpha, which stands last."""
+    """The gradient times alpha, which is the last number."""
     return dy if numbers[-1] == 1 else dy * numbers[-1]
 
 
@@ -58,7 +58,7 @@ def _taken(dy: Any, read: Any, numbers: Any) -> Any:
 
 
 def _clamped(dy: Any, x: Any, least: Any, most: Any) -> Any:
-    """Bounds pass it on."""
+    """The gradient of a clamp: it is passed on between the bounds, and at them."""
     if least is None or most is None:
         return torch.where(x >= least if most is None else x <= most, dy, 0)
     return torch.where((x >= least).logical_and_(x <= most), dy, 0)
@@ -69,19 +69,20 @@ def _power(dy: Any, x: Any, exponent: Any) -> Any:
 
 
 def _rooted(dy: Any, y: Any) -> Any:
-    """Of `_root` in pointwise.py, which is 0 where it has no slope."""
+    """The gradient of `_root` in pointwise.py, which is 0 where the root has no slope."""
     there = y > 0
     return torch.where(there, torch.where(there, dy, 0) / (2 * torch.where(there, y, 1.0)), 0)
 
 
 def _of_difference(name: str) -> tuple[Slope, Slope]:
-    """Of a loss of two."""
+    """The slopes of a loss of two arguments, of which it takes the difference."""
     back = _backward(f"{name}_backward")
     return Slope("01", back), Slope("10", back)
 
 
 def _larger(sign: int) -> tuple[Slope, Slope]:
-    """Of maximum, or minimum: the first, then the second argument. Equal ones have half of it each."""
+    """The slopes of maximum or minimum, the first argument's, then the second's. Equal elements get half of the
+    gradient each."""
 
     def of_first(dy: Any, read: Any, numbers: Any) -> Any:
         a, b = read
@@ -92,7 +93,7 @@ def _larger(sign: int) -> tuple[Slope, Slope]:
 
 SELU = (1.6732632423543772848170429916717, 1.0507009873554804934193349852946)  # alpha, scale
 
-# By ATen's name, of each tensor argument; None: it has no gradient.
+# By ATen's name, the slope of each tensor argument; None: it has no gradient.
 SLOPES: Mapping[str, tuple[Slope | None, ...]] = {
     "relu": (Slope("y", lambda dy, t, n: torch.ops.aten.threshold_backward(dy, t[0], 0)),),
     **{name: (Slope("y", _backward(f"{name}_backward")),) for name in ("sigmoid", "tanh")},
@@ -168,9 +169,9 @@ class Sloped:
     """A call whose operands have slopes.
 
     Attributes:
-        slopes: of each tensor argument.
-        sources: of each, the number of its operand, or None and the number that stands there.
-        numbers: arguments behind them.
+        slopes: one for each tensor argument.
+        sources: for each tensor argument, the number of its operand, or None and the number that stands in its place.
+        numbers: the arguments behind the tensors.
     """
 
     slopes: tuple[Slope | None, ...]
@@ -178,15 +179,16 @@ class Sloped:
     numbers: tuple[Any, ...]
 
     def of(self, operand: int) -> list[Slope | None]:
-        """Of the arguments that an operand is."""
+        """The slopes of the arguments in whose place an operand stands."""
         return [slope for slope, (k, _) in zip(self.slopes, self.sources, strict=True) if k == operand]
 
     def knows(self, operands: Iterable[int]) -> bool:
-        """Whether each of these operands has one. Of three addends the order would matter: nothing has as many."""
+        """Whether each of these operands has a slope. With three addends their order would matter; no operand has as
+        many."""
         return all(0 < len(found := self.of(k)) <= 2 and None not in found for k in operands)
 
     def reads(self, wanted: Sequence[bool]) -> set[int]:
-        """The operands that gradients of these read; behind the last one, y."""
+        """The numbers of the operands that the wanted gradients read; the number behind the last one is y's."""
         found: set[int | None] = set()
         for slope, (k, _) in zip(self.slopes, self.sources, strict=True):
             if k is not None and wanted[k] and slope is not None:
@@ -198,7 +200,7 @@ class Sloped:
         return {}
 
     def kept(self, wanted: Sequence[bool], operands: Sequence[Any], y: Any) -> tuple[Any, ...]:
-        """The operands, then y, each if it is read; then the operands' types where they differ from y's."""
+        """The operands, then y, each if it is read, else None; then the operands' types where they differ from y's."""
         which = tuple(wanted)
         if which not in self._reads:
             self._reads[which] = self.reads(which)
@@ -211,7 +213,7 @@ class Sloped:
     def gradients(
         self, wanted: Sequence[bool], kept: Sequence[Any], dy: Any, shapes: Sequence[Sequence[int]]
     ) -> tuple[Any, ...]:
-        """Of the operands, which have these shapes."""
+        """The gradients of the operands, which have these shapes."""
         found: list[Any] = [None] * len(wanted)
         mixed = len(kept) > len(wanted) + 1
         for k, back, sources in self._backs:
@@ -226,8 +228,8 @@ class Sloped:
 
     @cached_property
     def _backs(self) -> list[tuple[int, Back, list[tuple[int | None, Any]]]]:
-        """Of each argument that has a slope its operand, what makes its gradient, and where what that reads is kept, or
-        which number stands there; y is kept behind the operands."""
+        """For each argument that has a slope: its operand, the function that makes its gradient, and where each thing
+        that this reads is kept, or the number that stands in its place. y is kept behind the operands."""
         count = 1 + max((k for k, _ in self.sources if k is not None), default=-1)
         return [
             (k, slope.back, [(count, None) if r == "y" else self.sources[int(r)] for r in slope.reads])

@@ -1,4 +1,4 @@
-"""Batch norm in evaluation, in one row: of numbers a channel that buffers hold, and no moments."""
+"""Batch norm in evaluation as one row, by the numbers for each channel that buffers hold, without moments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from convgen.operations.row import At, EpilogueStep, Operation, Passes, numbered
 
 @dataclass(frozen=True)
 class EvaluatedNorm(Operation):
-    """(x - mean) / sqrt(variance + eps) * weight + bias of x[N, C, ...] and a number of each a channel.
+    """(x - mean) / sqrt(variance + eps) * weight + bias of x[N, C, ...], with vectors over channels.
 
     Attributes:
         weight, bias: whether there are such operands, in this order.
@@ -72,7 +72,7 @@ class EvaluatedNorm(Operation):
         return EpilogueStep(text, (("channel", 1),) * vectors)
 
     def _named(self, vectors: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
-        """Mean and variance, of float32 at least, weight and bias, or None."""
+        """Mean and variance, in float32 at least, then weight and bias, or None for those that it lacks."""
         mean, variance, *more = vectors
         wide = torch.promote_types(mean.dtype, torch.float32)
         return mean.to(wide), variance.to(wide), more[0] if self.weight else None, more[-1] if self.bias else None

@@ -1,4 +1,4 @@
-"""Fourier transforms along one dimension, which one rank needs all of. Complex numbers are pairs of real tensors."""
+"""Fourier transforms along one dimension, which a rank needs whole. Complex numbers are pairs of real tensors."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Fourier(Operation):
     """Sums over j of z_j exp(-2 pi i j k / length), or of the other sign, along dimension d of z = re + i im.
 
     Attributes:
-        kind: of what and what is made. `real`: re alone to half of the result, the rest is its mirror image; `complex`;
-            `back`: that half to real numbers.
-        scale: 0, 1 or 2: the sums, over the root of `length`, over `length`.
-        length: terms of the transform: rows of the operand, of `back` those of the result.
+        kind: what it reads and makes. `real`: from re alone, half of the result, whose rest is the mirror image;
+            `complex`: from z, the result; `back`: from such a half, real numbers.
+        scale: 0 for the sums, 1 for the sums over the root of `length`, 2 for the sums over `length`.
+        length: the number of terms of the transform: the operand's rows, or for `back` the result's.
     """
 
     shape: tuple[int, ...]
@@ -54,7 +54,7 @@ class Fourier(Operation):
         return z.real, z.imag
 
     def _how(self, forward: bool) -> dict[str, Any]:
-        """Torch's names for the same scale, of a transform of either sign."""
+        """Torch's arguments for the scale, for a transform of either sign."""
         norm = ("backward", "ortho", "forward") if forward else ("forward", "ortho", "backward")
         return {"n": self.length, "dim": self.d, "norm": norm[self.scale]}
 
@@ -62,7 +62,8 @@ class Fourier(Operation):
         return self.kind != "back" or self.shape[self.d] == self.length // 2 + 1
 
     def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
-        """The same sums with the other sign; of `back` twice those that stand for their mirror images, too."""
+        """The gradient: the same sums with the other sign; for `back`, terms that stand for a mirror image, too, count
+        twice."""
         if self.kind == "back":
             dz = torch.fft.rfft(dys[0], **self._how(True))
             twice = dz.narrow(self.d, 1, (self.length - 1) // 2) if self.length > 2 else dz[:0]
@@ -75,7 +76,7 @@ class Fourier(Operation):
         return tuple(g if asked else None for g, asked in zip((dz.real, dz.imag), wanted, strict=False))
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
-        """With the matrices of cosines and sines."""
+        """The product with the matrices of cosines and sines."""
         re = operands[0].movedim(self.d, -1)
         im = operands[1].movedim(self.d, -1) if len(operands) > 1 else torch.zeros_like(re)
         n, rows = self.length, re.shape[-1]
@@ -95,7 +96,7 @@ class Fourier(Operation):
         return found[:1] if self.kind == "back" else found
 
     def work(self, way: int, at: At) -> Work:
-        """Of a transform by halves, 5 n log2 n flops; of real numbers half."""
+        """The work of a fast transform, 5 n log2 n flops; for real numbers half of it."""
         others = prod(at.extent(i) for i, _ in self.signatures[way].extents)
         flops = int((5 if self.kind == "complex" else 2.5) * self.length * max(log2(self.length), 1))
         return Work(flops * others, touched(at, self.signatures[way]))

@@ -1,25 +1,27 @@
-"""Rows one behind the other as one: what lies between them never moves, and ranks compute its rim alike.
+"""Rows one behind the other as one row: the values between them never move, and neighbouring ranks compute the same rim
+of them.
 
     x --conv--> a --relu--> b --conv--> y        reads of x: the rows that the first convolution reads for the rows that
                                                  the second one reads, in one window
 
-A rank makes of each value between just the rows that its block of the last result reads: those that its neighbours
-make, too, it computes itself. So one wide halo stands for several, or what is moved is the value before a norm, while
-the norm's moments are on their way. The gradient is the vjp of all of it: of a parameter it is a sum over ranks, each
-of which adds what its own block of the result says, so that no term is counted twice.
+A rank makes, of each value between, just the rows that its block of the last result reads; rows that its neighbours
+make, too, it computes itself. So one wide halo replaces several, or the value before a norm moves while the norm's
+moments are on their way. The gradient is the vjp of all the rows. A parameter's is a sum over ranks, to which each adds
+only what comes through its own block of the result, so that no term is counted twice.
 
-Where all that follows a convolution is element by element, its kernel can do it before it writes (an epilogue):
+Where only elementwise rows follow a convolution, its kernel can do them before it writes (an epilogue):
 
     x --conv--> a --add b--> --relu--> y        one launch; a is there only where a gradient is made of it
 
 Gradients of such a row's convolution are rows of their own, which read the gradient of a, made of that of y.
 
-Where a step stands before a convolution alone, and its gradient is made of what it makes, the kernel of backward-data
-can do that before it writes (a mask): of the gradient of b, and b, which the filter's gradient reads anyway.
+Where a convolution alone reads a step's result, and the step's gradient is made from that result, the kernel of
+backward-data can make it before it writes (a mask): from the gradient of b, and from b, which the filter's gradient
+reads anyway.
 
     a --relu--> b --conv--> y        backward: da = (b > 0) * conv_backward_data(dy, w), one launch
 
-Rows that all are element by element are a chain of one kernel (operations/chains.py).
+Rows that are all elementwise are a chain, done by one kernel (operations/chains.py).
 
 Source: docs/overlap.md, `widen-halos`.
 """
@@ -48,9 +50,9 @@ class Link:
     """One of the rows.
 
     Attributes:
-        operation: of one result, by its first signature.
-        sources: by operand the number of the whole row's operand that it is; -1: what the part before made.
-        autocast: how that is taken under autocast; others are operands of the row, which says it.
+        operation: the row's operation, of one result, by its first signature.
+        sources: for each operand, its number among the whole row's operands; -1: what the part before made.
+        autocast: how autocast takes what the part before made; for other operands the whole row says it.
     """
 
     operation: Operation
@@ -70,7 +72,7 @@ class Fused(Operation):
 
     @property
     def name(self) -> str:
-        """Of its parts, but for casts."""
+        """The names of its parts, casts left out."""
         return "_".join(part.operation.name for part in self.parts if not part.operation.casts_to)
 
     @property
@@ -79,7 +81,7 @@ class Fused(Operation):
 
     @cached_property
     def made(self) -> tuple[tuple[Made, ...], ...]:
-        """By part, what each dimension of its result is made of, in terms of the last result's indices."""
+        """For each part, what each dimension of its result is made of, in terms of the last result's indices."""
         (last,) = self.parts[-1].signature.results
         found = [tuple(_plain(m, self.parts[-1].signature) for m in last.dims)]
         for part, before in zip(reversed(self.parts), reversed(self.parts[:-1]), strict=False):
@@ -114,7 +116,8 @@ class Fused(Operation):
 
     @cached_property
     def mask(self) -> Epilogue | None:
-        """The gradient of the first part as a step behind backward-data's kernel of the second, a convolution."""
+        """The gradient of the first part as a step behind backward-data's kernel of the second part, a convolution;
+        else None."""
         first, *others = self.parts
         if len(others) != 1 or first.sources != (0,) or others[0].sources[0] != MADE:
             return None
@@ -125,7 +128,7 @@ class Fused(Operation):
 
     @cached_property
     def chain(self) -> ElementChain | None:
-        """All parts as one kernel's steps, element by element."""
+        """All parts as the elementwise steps of one kernel; None where they are no chain."""
         return chain_of_parts(
             [
                 (
@@ -145,7 +148,7 @@ class Fused(Operation):
         return self.epilogue or (), False, self.name.removeprefix("conv_forward_") if self.epilogue else ""
 
     def spare(self, way: int) -> tuple[tuple[int, ...], ...]:
-        """Of what the first part alone reads."""
+        """The spare rows of operands that the first part alone reads."""
         first, *others = self.parts
         read = [s for part in others for s in part.sources]
         own = zip(first.sources, first.operation.spare(0), strict=False)
@@ -158,7 +161,8 @@ class Fused(Operation):
 
     @cached_property
     def gradients(self) -> Mapping[str, Derived]:
-        """Of the convolution's operands: they read as dy the gradient of what it makes."""
+        """The rows of the convolution's operands' gradients; as dy they read the gradient of the convolution's
+        result."""
         if self.epilogue is None:
             return {}
         first = self.parts[0]
@@ -183,13 +187,13 @@ class Fused(Operation):
         return (self.behind(at, self.first(at, *operands), *operands),)
 
     def first(self, at: At, *operands: Any) -> Any:
-        """What the first part makes."""
+        """The first part's result."""
         part, here = next(self.standing_parts(at))
         (made,) = part.operation.local(0, here, *[operands[source] for source in part.sources])
         return made
 
     def behind(self, at: At, made: Any, *operands: Any) -> Any:
-        """What the other parts make of what the first has made."""
+        """The last part's result, from the first part's result."""
         _, *others = self.standing_parts(at)
         for part, here in others:
             (made,) = taken_as(part.autocast, [made], at.low)
@@ -198,10 +202,10 @@ class Fused(Operation):
         return made
 
     def kernel(self, at: At, operands: Sequence[Any], *, moments: bool = False) -> Any:
-        """What computes all of it in one launch, where a GPU's package has that for what a rank convolves here.
+        """The kernel that computes the row in one launch, if a GPU's package has one for what this rank convolves.
 
         Args:
-            moments: it shall make moments of the result, too.
+            moments: whether the kernel must also make moments of the result.
         """
         if not (EPILOGUES or ANY_EXTENTS) or self.epilogue is None or not self._is_of_one_type(at, operands):
             return None
@@ -230,12 +234,13 @@ class Fused(Operation):
         return x, w, made if of_result else None, tuple([tuple(t.shape) for t in others]), kernel
 
     def _says(self, at: At, operands: Sequence[Any]) -> Any:
-        """The kernel, where gradients are made of its operands, its result and that of what it makes alone."""
+        """The kernel, if gradients need nothing but its operands, its result and the result's gradient."""
         kernel = self.kernel(at, operands)
         return None if kernel is None or kernel.keeps or isinstance(operands[0], Rimmed) else kernel
 
     def may_add(self, is_vjp: bool) -> bool:
-        """Of a convolution to which other operands are added, the gradient is that of the convolution alone."""
+        """Whether a kernel can add another gradient: where only sums follow the convolution, its gradient is the
+        convolution's alone."""
         return is_vjp and self.epilogue is not None and all(step.back == "sum" for step in self.epilogue)
 
     def added(self, way: int, at: At, is_vjp: bool, given: Sequence[Any], before: Any) -> Any:
@@ -246,7 +251,7 @@ class Fused(Operation):
     def summed_back(
         self, dmade: Any, made: Any, shapes: Sequence[Sequence[int]], wanted: Sequence[bool]
     ) -> tuple[Any, list[Any]]:
-        """Gradients of what the convolution makes and of what is added to it, of the result's and the result."""
+        """Gradients of the convolution's result and of what is added to it, from the row's result and its gradient."""
         assert self.epilogue is not None
         last = self.parts[-1].operation
         dsum = last.from_result(dmade, made) if self.epilogue[-1].back == "result" else dmade
@@ -259,7 +264,8 @@ class Fused(Operation):
         return dsum, found
 
     def _masked(self, at: At, operands: Sequence[Any]) -> Any:
-        """What convolves what the first part makes, and makes the gradient of what that reads."""
+        """The kernel of a mask: it convolves the first part's result, and makes the gradient of what the first part
+        reads."""
         if not (MASKED or ANY_EXTENTS) or self.mask is None or not self._is_of_one_type(at, operands):
             return None
         _, (part, here) = self.standing_parts(at)
@@ -270,7 +276,8 @@ class Fused(Operation):
         return MASKED.get((dtype, local, self.mask)) or any_extents(dtype, local, steps=self.mask, masks=True)
 
     def _chained(self, at: At, operands: Sequence[Any], *, copies: bool = False) -> Any:
-        """The kernels of a chain, where a package has them for operands as they are; `copies`: or lie otherwise."""
+        """The kernels of a chain, if a package has them for these operands; with `copies` operands may lie otherwise in
+        memory."""
         if not ELEMENT_CHAINS or self.chain is None or ASKED.types:
             return None
         kernel = ELEMENT_CHAINS.get(self.chain.key)
@@ -279,7 +286,8 @@ class Fused(Operation):
         return kernel if self._is_of_one_type(at, operands) else None
 
     def _is_of_one_type(self, at: At, operands: Sequence[Any]) -> bool:
-        """Whether what is convolved has one type, as the result has: under autocast a part may make a wider one."""
+        """Whether the convolution's operands and the result have one type: under autocast a part may make a wider
+        one."""
         types = tuple([str(t.dtype).removeprefix("torch.") for t in operands])
         if ASKED.types or types[:1] != types[1:2] != ():
             return False
@@ -290,8 +298,8 @@ class Fused(Operation):
         return at.known[types] == types[0]
 
     def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
-        """By its parts; of what lies between, operand 0 has the type."""
-        if self._chained(at, operands) is not None:  # under autocast, too: all has one type
+        """Whether all parts say their gradients; values between are taken to have operand 0's type."""
+        if self._chained(at, operands) is not None:  # also under autocast, as all operands have one type
             return True
         if at.low is not None or self._masked(at, operands) is not None:
             return False
@@ -303,9 +311,9 @@ class Fused(Operation):
         )
 
     def kept(self, way: int, at: At, wanted: Sequence[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """What parts keep, one behind the other; then how many things each keeps. Of a kernel operands, the result, and
-        how large the others are; then the kernel."""
-        # Under autocast its parts would each cast, so what was a chain in the first call stays one.
+        """The result and what parts keep, one behind the other, then how many things each keeps. Where a kernel made
+        the row: operands, the result, and the other operands' shapes, then the kernel."""
+        # Under autocast parts would each cast: a row that was a chain in the first call stays one.
         if (chained := self._chained(at, operands, copies=at.low is not None)) is not None:
             return chained.kept(self.chain, wanted, operands)
         if (kernel := self._says(at, operands)) is not None:
@@ -324,7 +332,7 @@ class Fused(Operation):
         return (made,), (*found, tuple(counts))
 
     def _asked(self, wanted: Sequence[bool]) -> list[list[bool]]:
-        """By part the operands that a gradient is asked of."""
+        """For each part, the operands whose gradients are asked for."""
         return asked_of([part.sources for part in self.parts], wanted)
 
     def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
@@ -360,11 +368,11 @@ class Fused(Operation):
         return (made,)
 
     def work(self, way: int, at: At) -> Work:
-        """Flops of all parts, each with its rim; what lies between is no element of the row."""
+        """The work: flops of all parts, each with its rim; elements of values between don't count."""
         return Work(sum(one.work.flops for one in self._each(at)), touched(at, self.signatures[way]))
 
     def launches(self, way: int, at: At) -> tuple[Launch, ...]:
-        """Part by part; or at once, where a bias takes nothing, as of rows that products add (program/biases.py)."""
+        """A launch for each part; or one for all, where a kernel or a product does them (program/biases.py)."""
         parts = self._each(at)
         if self.epilogue is None and self.chain is None:
             return parts
@@ -392,7 +400,8 @@ class Fused(Operation):
         return tuple(found)
 
     def standing_parts(self, at: At) -> Iterator[tuple[Link, At]]:
-        """Where each part stands, for blocks of the last result's indices; numbers, or arrays over ranks."""
+        """Each part with its place, for blocks of the last result's indices; block ends are numbers, or arrays over
+        ranks."""
         for part, made in zip(self.parts, self.made, strict=True):
             own: dict[str, Any] = {i: (0, n) for i, n in part.signature.extents}
             (result,) = part.signature.results
@@ -407,17 +416,17 @@ class Fused(Operation):
 
 
 def _is_differentiated(operands: Sequence[Any]) -> bool:
-    """Whether torch keeps a graph, which knows no kernel."""
+    """Whether torch records a graph, which can't hold a kernel."""
     return torch.is_grad_enabled() and any(t.requires_grad for t in operands)
 
 
 def is_of_kernel(kept: Sequence[Any]) -> bool:
-    """Whether a kernel has made the row at once: of parts, how many things each keeps comes last."""
+    """Whether a kernel has made the row at once; else the last thing kept is how many things each part keeps."""
     return not isinstance(kept[-1], tuple)
 
 
 def _plain(made: Made, signature: Signature) -> Made:
-    """A nest of which one index alone has several elements, as that index; other nests whole."""
+    """A nest in which one index alone has several elements, as that index; other nests are whole."""
     several = [i for i in made.indices if signature.extent[i] > 1] or list(made.indices[:1])
     return Made((several[0],), made.relation) if len(several) == 1 else WHOLE
 
@@ -427,10 +436,10 @@ def _dims(part: Link, k: int) -> tuple[Made, ...]:
 
 
 def _through(read: Made, extent: int, part: Link, made: tuple[Made, ...]) -> Made:
-    """What a dimension of an operand of a part is made of, where the part's result is made like this.
+    """What a dimension of a part's operand is made of, if the part's result is made of `made`.
 
     Args:
-        extent: of the operand's dimension.
+        extent: that of the operand's dimension.
     """
     (result,) = part.signature.results
     for wide, own, n in zip(made, result.dims, result.shape, strict=True):
@@ -444,6 +453,6 @@ def _through(read: Made, extent: int, part: Link, made: tuple[Made, ...]) -> Mad
 
 
 def _interval(made: Made, blocks: Mapping[str, Any], extent: int) -> Any:
-    """Rows that a block of the index says."""
+    """The rows of a dimension that follow from a block of its index."""
     block = blocks[made.indices[0]]
     return block if made.relation is None else made.relation.hull(*made.relation.window(*block), extent)

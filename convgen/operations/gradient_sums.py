@@ -1,4 +1,4 @@
-"""Sums of two gradients of one value, of which the second is made by a kernel that can add the first before it writes.
+"""Sums of two gradients of one value, done by the kernel that makes the second before it writes.
 
 a = ...                                           a = ...
 b, dw = vjp conv (kept, dy)              is       s, dw = vjp_sum conv (kept, dy, a)
@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 
 class SumTaken(NamedTuple):
-    """A step that adds what another one, before it, has found.
+    """A sum that the step which makes one of its addends can do.
 
     Attributes:
-        maker, add: numbers of the step that makes an addend, and of that which adds.
-        other: the slot of the other addend, which is there before the maker runs.
+        maker, add: numbers of the step that makes an addend, and of the step that adds.
+        other: the slot of the other addend, which is made before the maker runs.
     """
 
     maker: int
@@ -26,11 +26,11 @@ class SumTaken(NamedTuple):
 
 
 def sums_taken(lines: Sequence[Any], may_add: Callable[[int], bool], stays: Collection[str] = ()) -> list[SumTaken]:
-    """Sums that the steps which make one of their addends first can do.
+    """The sums that can be done by the steps that make one of their addends as their first result.
 
     Args:
-        lines: steps, in the order in which they run, with their kind, and slots that they make and read.
-        may_add: by the number of a step, whether it can add something to what it makes first.
+        lines: the steps, in the order in which they run, with their kinds, and the slots that they make and read.
+        may_add: says by a step's number whether it can add something to what it makes first.
         stays: slots that somebody else reads.
     """
     readers = Counter(slot for line in lines for slot in line.reads)

@@ -1,4 +1,4 @@
-"""Rows of a norm of each sample's groups of channels, or of each channel, that kernels of a GPU take as one."""
+"""Rows of group and instance norms, with the rows behind them, that a GPU's kernels take as one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from convgen.operations.row import Epilogue, Operation
 
 
 def is_by_group(moments: Operation | None, normal: Operation) -> bool:
-    """Whether these are a norm of images or volumes of which each sample's groups of channels have moments."""
+    """Whether these rows are a norm of images or volumes that takes moments of each sample's groups of channels."""
     if not isinstance(moments, Moments) or not isinstance(normal, Normalise) or normal.rms:
         return False
     of = moments.of
@@ -26,8 +26,8 @@ class Behind:
     """Rows behind a norm.
 
     Attributes:
-        vectors: those with the scale `w` of channels, the shift `b` or both, with these letters.
-        activation: the row behind them, if kernels do it; with its operation.
+        vectors: the rows with the channels' scale, shift or both, each with the letters `w`, `b` or both.
+        activation: the row behind them, with its operation, if kernels do it.
     """
 
     vectors: list[tuple[Any, str]] = field(default_factory=list[tuple[Any, str]])
@@ -35,7 +35,7 @@ class Behind:
 
     @property
     def chain(self) -> Epilogue:
-        """What kernels do with what is normalised, scaled and shifted."""
+        """The steps that kernels do on the normalised, scaled and shifted value."""
         step = None if self.activation is None else self.activation[1].as_epilogue(0)
         return () if step is None else (step,)
 
@@ -43,11 +43,11 @@ class Behind:
 def rows_behind(
     of: Averaged, value: str, reader: Callable[[str], tuple[Any, Operation, Sequence[str], str] | None]
 ) -> Behind:
-    """Rows that a norm's kernels do behind what is normalised.
+    """The rows behind a norm that its kernels do.
 
     Args:
-        reader: of a value, the only one that reads it, its operation, what it reads and makes; None where there are
-            several, or anything moves.
+        reader: takes a value and gives the only row that reads it, its operation, and what it reads and makes; None
+            where several rows read it, or anything moves.
     """
     found = Behind()
     while (one := reader(value)) is not None:

@@ -1,4 +1,4 @@
-"""Rows picked by numbers that are operands: a dimension indexed by a list, embeddings, samples at points."""
+"""Operations whose operands pick rows by number: a dimension indexed by a list, embeddings, samples at points."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from convgen.operations.row import At, Operation, numbered, own, read_here
 
 @dataclass(frozen=True)
 class IndexRows(Operation):
-    """Along dimension d the rows of x that `index` numbers, from the end where negative; x is whole along d."""
+    """The rows of x along dimension d that `index` numbers; negative numbers count from the end. x is whole along d."""
 
     shape: tuple[int, ...]
     d: int
@@ -56,10 +56,10 @@ class IndexRows(Operation):
 
 @dataclass(frozen=True)
 class Embedding(Operation):
-    """Row index of weight[rows, features] for each entry of index.
+    """The row of weight[rows, features] for each number in `index`.
 
     Attributes:
-        padding: the row that has no gradient; -1 for none.
+        padding: the number of the row that gets no gradient; -1 for none.
     """
 
     rows: int
@@ -91,7 +91,7 @@ class Embedding(Operation):
         return back(dys[0], kept[0], self.rows, self.padding, False, False), None
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
-        """With ones where a row is meant."""
+        """The product with a matrix that has a one where a row is meant."""
         weight, index = operands
         meant = torch.nn.functional.one_hot(index, self.rows).to(weight.dtype)
         if self.padding >= 0:

@@ -1,4 +1,4 @@
-"""One convolution's training as operations: what each is called, which values it reads and makes, and where.
+"""One layer's training as operations: their names, the values that they read and make, and their sections.
 
 | operation | reads | makes | section |
 |---|---|---|---|
@@ -34,17 +34,17 @@ CONVOLUTIONS: Mapping[str, Phase] = {**{f"conv_{p}": p for p in PHASES}, **TRANS
 
 
 def _value(phase: Phase, tensor: str) -> str:
-    """What backward reads of y, and makes, are gradients."""
+    """The value of a tensor in a phase: backward reads dy and makes gradients."""
     gradient = phase != "forward" and (tensor == "y" or tensor == MAKES[phase])
     return f"d{tensor}" if gradient else tensor
 
 
-# By phase the values that a convolution reads, in order, and the one that it makes.
+# By phase, the values that a convolution reads, in order, and the one that it makes.
 VALUES_READ: Mapping[Phase, tuple[str, ...]] = {p: tuple(_value(p, t) for t in READS[p]) for p in PHASES}
 VALUE_MADE: Mapping[Phase, str] = {p: _value(p, MAKES[p]) for p in PHASES}
 # By operation.
 MADE_BY: Mapping[str, str] = {n: VALUE_MADE[p] for n, p in CONVOLUTIONS.items()} | {"add_bias": "y", "sum_bias": "db"}
-# Words of the signatures of each operation, in their order; the first needs none.
+# Words for each operation's signatures, in their order; the first signature needs none.
 WAYS: Mapping[str, tuple[str, ...]] = {
     name: ("", ROWS_OF_X) if CONVOLUTIONS.get(name) == "backward_filter" else ("",) for name in MADE_BY
 }
@@ -55,7 +55,7 @@ class Row:
     """An operation of a layer.
 
     Attributes:
-        reads: values, a gradient with a d before its tensor's name.
+        reads: the values read; a gradient has a d before its tensor's name.
     """
 
     operation: Operation
@@ -75,7 +75,7 @@ class Row:
 
     @cached_property
     def tensors(self) -> tuple[str, ...]:
-        """Of the values read, and of the one made."""
+        """The tensors of the values read, then that of the value made."""
         signature = self.operation.signatures[0]
         return tuple(o.name for o in (*signature.inputs, *signature.results))
 
@@ -100,7 +100,7 @@ def convolution(conv: Conv, phase: str) -> Row:
 
 
 def way_of(roles: Roles) -> str:
-    """Which of a convolution's signatures roles are for."""
+    """The words of the signature of a convolution to which these roles belong."""
     return ROWS_OF_X if roles.rows == "input" else ""
 
 

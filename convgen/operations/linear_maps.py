@@ -1,8 +1,9 @@
 """Linear maps along dimensions: what average pooling and interpolation are.
 
 ATen can't be told at which row of the whole a part begins. The matrix that its own operator makes of unit vectors can
-be cut anywhere: its rows are the relation, and its nonzeros the local code where nothing better is. Two ways: rows of
-the result as blocks, that read; or rows of the operand as blocks, whose addends are the whole result's.
+be cut anywhere: its rows give the relation, and its nonzeros the local code where there is nothing better. There are
+two ways: blocks of the result's rows, which read the operand's; or blocks of the operand's rows, whose addends make the
+whole result.
 """
 
 from __future__ import annotations
@@ -34,18 +35,18 @@ def table(matrix: Any) -> Table:
 
 
 def hulls(operator: Callable[[Any], Any], extent: int, reach: int) -> Table:
-    """`table` of what an operator makes of unit vectors, without their matrix, whose size is a square: the time and
-    memory are those of `2 * reach + 1` rows.
+    """The `table` of an operator's matrix, without making the matrix, whose size grows as a square: the time and memory
+    are those of `2 * reach + 1` rows.
 
     Args:
         operator: a map of the rows of (N, C, rows) by weights that add up to 1 in each row.
-        reach: how far from their weighted mean the rows lie that one row reads.
+        reach: how far at most the rows that one row reads lie from their weighted mean.
     """
     count = 2 * reach + 1
     if extent <= count:
         return table(of_unit_vectors(operator, extent))
     rows, some = torch.arange(extent, dtype=torch.float64), torch.arange(count)[:, None]
-    combs = (torch.arange(extent) % count == some).double()  # of the rows of one comb an operator's row reads one
+    combs = (torch.arange(extent) % count == some).double()  # an operator's row reads one row of a comb
     read, mean = operator(combs[None])[0] != 0, operator(rows[None, None])[0, 0]
     found = (some + count * ((mean - some) / count).round()).long()
     first = found.where(read, torch.tensor(extent)).amin(0)
@@ -54,13 +55,13 @@ def hulls(operator: Callable[[Any], Any], extent: int, reach: int) -> Table:
 
 
 class LinearMap(Operation):
-    """y is x with a matrix along some of its dimensions."""
+    """y is x with a matrix applied along some of its dimensions."""
 
     shape: tuple[int, ...]  # of x
 
     @abstractmethod
     def matrix(self, d: int) -> Any:
-        """Of a dimension that `maps` names: [rows of y, rows of x]."""
+        """The matrix of a dimension that `maps` names: [rows of y, rows of x]."""
 
     @property
     @abstractmethod
@@ -72,7 +73,7 @@ class LinearMap(Operation):
         return {d: self.matrix(d) for d in self.maps}
 
     def relation(self, d: int) -> Relation:
-        """Rows of x that a row of y reads along a dimension."""
+        """The relation of a dimension: the rows of x that a row of y reads."""
         return table(self.matrices[d])
 
     @cached_property
@@ -109,16 +110,16 @@ class LinearMap(Operation):
         return (dx,)
 
     def back_at_once(self, dy: Any, blocks: Sequence[tuple[int, int]], read: Sequence[tuple[int, int]]) -> Any:
-        """The gradient of rows that are read, by one call of ATen's; None where there is no such call.
+        """The gradient of the rows that are read, by one call of ATen; None where there is no such call.
 
         Args:
-            blocks: of y's rows, by dimension that is mapped.
-            read: x's rows, by dimension.
+            blocks: the blocks of y's rows, by mapped dimension.
+            read: the rows of x, by mapped dimension.
         """
         return None
 
     def _part(self, way: int, d: int, at: At, matrix: Any, like: Any) -> Any:
-        """Of a matrix what is read here, turned, where `like` is; brought there once."""
+        """The part of a matrix that is read here, transposed, on like's device; it is brought there once."""
         block, inside = at.blocks[f"d{d}"], at.inside[0][d]
         key = (way, d, block, inside if way == 0 else None, like.dtype, like.device)
         if key not in self._parts:
@@ -136,7 +137,7 @@ class LinearMap(Operation):
         return {"x": Derived(Adjoint(self), ("dy",))}
 
     def work(self, way: int, at: At) -> Work:
-        """Two flops a nonzero, as if rows were mapped one dimension after the other."""
+        """The work: two flops for each nonzero, with rows mapped one dimension after the other."""
         signature = self.signatures[way]
         made = prod(made_here(at, signature.results[0]))
         reads = {d: signature.inputs[0].dims[d].relation or self.relation(d) for d in self.maps}

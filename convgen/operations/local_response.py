@@ -1,7 +1,7 @@
 """Local response normalisation across channels: x / (k + alpha * mean of x^2 over a window of channels)^beta.
 
-A window of `size` channels begins size // 2 below its own; channels that there are not count as zeros.
-Source: Krizhevsky et al. 2012, 3.3; alpha is of the mean, as PyTorch and Caffe have it.
+A channel's window of `size` channels begins size // 2 channels below it; channels that don't exist count as zeros.
+Source: Krizhevsky et al. 2012, 3.3; alpha multiplies the mean, as in PyTorch and Caffe.
 """
 
 from __future__ import annotations

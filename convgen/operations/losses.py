@@ -1,6 +1,7 @@
-"""Losses: sums over everything, of which each rank has an addend.
+"""Losses: sums over all elements, to which each rank has an addend.
 
-A mean divides by the global count. With ignored targets that count is a sum as well: two sums and a quotient.
+A mean divides by the global count. With ignored targets that count is a sum, too: then the loss is a quotient of two
+sums.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from convgen.operations.row import At, Operation, numbered, own
 
 @dataclass(frozen=True)
 class CrossEntropy(Operation):
-    """Sum of -log softmax(x)[target] over x[N, classes, rows...], and how many targets are not ignored.
+    """The sum of -log softmax(x)[target] over x[N, classes, rows...], and how many targets are not ignored.
 
-    Their quotient is the mean. With `weighted` a third operand has a weight a class, which both sums take.
+    Their quotient is the mean. With `weighted` a third operand has a weight for each class, by which both sums count.
 
     Attributes:
-        smoothing: share of the target that all classes have alike.
-        logs: x are logarithms of probabilities already.
-        each: no sums; the loss of each target, and whether it counts.
+        smoothing: the share of the target that is spread evenly over all classes.
+        logs: whether x has logarithms of probabilities already.
+        each: whether it makes, instead of sums, each target's loss and whether it counts.
     """
 
     shape: tuple[int, ...]
@@ -70,7 +71,8 @@ class CrossEntropy(Operation):
         return True
 
     def kept(self, way: int, at: At, wanted: Sequence[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """The sum is cross_entropy's own, in its parts: the logarithms are made once."""
+        """The sums, made by the calls of which torch's cross_entropy consists, so that the logarithms are made once;
+        and these."""
         x, target, *weight = operands
         logs = x if self.logs else torch.log_softmax(x, 1)
         loss, total = self._picked(logs, target, *(weight or [None]))
@@ -98,7 +100,7 @@ class CrossEntropy(Operation):
         if logs.dim() == 2:
             dx = aten.nll_loss_backward(part, logs, target, *settings)
         else:
-            wide, rows = _by_rows(logs.contiguous(), target)  # as ATen wants it
+            wide, rows = _by_rows(logs.contiguous(), target)  # ATen wants two dimensions of rows
             part = part.reshape(rows.shape) if self.each else part
             dx = aten.nll_loss2d_backward(part, wide, rows, *settings).reshape(logs.shape)
         if self.smoothing:
@@ -109,7 +111,7 @@ class CrossEntropy(Operation):
         return (dx, *[None] * (len(wanted) - 1))
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
-        """With the distribution that each target stands for."""
+        """The sums, with the distribution that each target stands for."""
         x, target, *weight = operands
         classes, kept = self.shape[1], target != self.ignore
         weights = weight[0].detach() if weight else torch.ones(classes, dtype=x.dtype)
@@ -123,7 +125,7 @@ class CrossEntropy(Operation):
 
 
 def _by_rows(logs: Any, target: Any) -> tuple[Any, Any]:
-    """Of two dimensions of rows, as ATen has them."""
+    """The logarithms and the targets with two dimensions of rows, as ATen takes them."""
     if logs.dim() == 4:
         return logs, target
     n, classes = logs.shape[:2]

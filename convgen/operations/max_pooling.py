@@ -1,7 +1,7 @@
-"""The largest of windows, by taps and adaptive. Means are linear maps.
+"""Max pooling, by windows of taps and adaptive. Means are linear maps.
 
-Where rows are reduced over ranks the largest has to say where it was found: its gradient goes there alone, and of
-several that are equal to the first, as on one device.
+Where rows are reduced over ranks, each largest element comes with its place: its gradient goes there alone, and to the
+first of equal ones, as on one device.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from convgen.operations.row import (
 
 @dataclass(frozen=True)
 class MaxPool(Operation):
-    """The largest of each window: x[N, C, ...] to y[N, C, ...]. Padding is never the largest."""
+    """The largest element of each window, from x[N, C, ...] to y[N, C, ...]. Padding is never the largest."""
 
     shape: tuple[int, ...]
     taps: tuple[Taps, ...]
@@ -52,7 +52,7 @@ class MaxPool(Operation):
         return (pool(fit(operands[0], at.inside[0], read, -inf), *settings),)
 
     def _how(self, at: At) -> tuple[list[Interval], list[list[int]]]:
-        """Rows that ATen takes, and its kernel, stride, padding and dilation."""
+        """The rows that ATen gets, and its kernel, stride, padding and dilation."""
         kernel, stride, dilation = ([getattr(t, side) for t in self.taps] for side in ("kernel", "stride", "dilation"))
         padding = [self._padding(at, d, t) for d, t in enumerate(self.taps, 2)]
         inside, windows = at.inside[0], at.windows[0]
@@ -63,7 +63,7 @@ class MaxPool(Operation):
         return True
 
     def kept(self, way: int, at: At, wanted: Sequence[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """Of x only the places of the largest."""
+        """The result, and instead of x only the places of the largest."""
         read, settings = self._how(at)
         x = fit(operands[0], at.inside[0], read, -inf)
         if len(self.taps) == 1:
@@ -83,7 +83,8 @@ class MaxPool(Operation):
         return (unfit(dx.squeeze(-2) if len(self.taps) == 1 else dx, at.inside[0], read),)
 
     def _padding(self, at: At, d: int, t: Taps) -> int:
-        """Rows that ATen adds by itself, alike on both sides: where that makes just the rows that are here.
+        """The rows that ATen adds by itself, equally on both sides, where that makes just the rows that are here; else
+        0.
 
         Not under a dilated window that steps over all rows: ATen takes its gradient to a place that isn't x's.
         """
@@ -114,7 +115,7 @@ class MaxPool(Operation):
 
 
 def _of_one_row(settings: list[list[int]]) -> list[list[int]]:
-    """Settings of a pooling of columns as those of one of rows and columns, as ATen has it."""
+    """The settings of a 1-D pooling as those of a 2-D one of one row, which ATen has."""
     kernel, stride, padding, dilation = settings
     return [[1, *kernel], [1, *stride], [0, *padding], [1, *dilation]]
 
@@ -123,7 +124,8 @@ def _of_one_row(settings: list[list[int]]) -> list[list[int]]:
 class AdaptiveMaxPool(Operation):
     """The largest of the rows [floor(o*H/out), ceil((o+1)*H/out)) of x[N, C, rows...], and its flat number among them.
 
-    Two ways: rows are read; or, where one is made of all, reduced: each rank has the largest of its rows.
+    There are two ways: rows are read; or, where one row is made of all, they are reduced: each rank makes the largest
+    of its rows.
     """
 
     shape: tuple[int, ...]
@@ -146,7 +148,8 @@ class AdaptiveMaxPool(Operation):
         return Operand("y", out, dims), Operand("number", out, dims, gradient=False, integer=True)
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
-        """One dimension after the other, the last first: of equal ones the first in memory's order stays."""
+        """The largest along one dimension after the other, the last first, so that the first of equal ones in memory
+        order stays."""
         (y,), number = operands, operands[0].new_zeros((), dtype=torch.int64)
         for d in range(2, len(self.shape)):
             rows = numbers(at.inside[0][d], y).view(-1, *[1] * (y.dim() - 1 - d))
@@ -171,7 +174,7 @@ class AdaptiveMaxPool(Operation):
         return (y, number), (number,)
 
     def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
-        """Local code of the gradient's row, where all numbers are of rows that are here."""
+        """The gradient by the local code of its row, as all numbers are of rows that are here."""
         here = At({f"d{d}": rows for d, rows in enumerate(at.inside[0])}, (), ())
         return AdaptiveMaxPoolGradient(self.shape, self.out).local(0, here, dys[0], kept[0])
 

@@ -1,4 +1,4 @@
-"""Norms: moments of what is averaged, merged over ranks, and elements normalised by them.
+"""Norms: moments of the elements that share them, merged over ranks, and elements normalised by them.
 
 Moments are (count, mean, sum of squared deviations M2): disjoint parts merge without cancellation, where a sum of
 squares loses the variance once the mean is large. A merge is no sum: dx has a row of its own, pointwise in the merged
@@ -26,8 +26,8 @@ from convgen.operations.row import At, Derived, Operation, numbered, numbers, on
 
 @dataclass(frozen=True)
 class Moments(Operation):
-    """(count, mean, M2) of x, of float32 at least. Groups of channels in two ways: whole groups as blocks; or channels,
-    cut anywhere.
+    """The moments (count, mean, M2) of x, in float32 at least. Groups of channels are split in two ways: by whole
+    groups, or by channels, cut anywhere.
     """
 
     of: Averaged
@@ -63,7 +63,7 @@ class Moments(Operation):
         if of.parts:
             return (self._of_parts(at, x),)
         averaged = [d for d in range(len(of.shape)) if d not in of.keep]
-        differentiated = torch.is_grad_enabled() and x.requires_grad  # of one rank's; else a row of its own does it
+        differentiated = torch.is_grad_enabled() and x.requires_grad  # on one rank; else dx is a row of its own
         if of.keep == (1,) and of.size == 1 and not differentiated:
             return (moments_by_channel(x),)
         k = 1 + of.keep.index(1) if of.size > 1 else 0
@@ -84,7 +84,7 @@ class Moments(Operation):
         return (m,), (m, operands[0]) if self.of.count > 1 or self.of.parts else (operands[0].dtype,)
 
     def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
-        """Of the rank's own moments: dmean / n + 2 (x - mean) dM2."""
+        """The vjp of the rank's own moments: dmean / n + 2 (x - mean) dM2."""
         (dm,) = dys
         if len(kept) == 1:
             return (dm[1].reshape(read_here(at, 0)).to(kept[0]),)
@@ -93,7 +93,7 @@ class Moments(Operation):
         return ((dmean / count + 2 * (x - mean) * dm2).to(x.dtype),)
 
     def _at_elements(self, way: int, at: At, moments: Any) -> Any:
-        """Local moments for each of x's elements: [3, ...], extents 1 where it is averaged."""
+        """The rank's own moments for each of x's elements: [3, ...], with extents of 1 where x is averaged."""
         of, shape = self.of, read_here(at, 0)
         if of.size > 1:
             lo, hi = at.inside[0][1]
@@ -113,7 +113,7 @@ class Moments(Operation):
         return m.movedim(tuple(range(2, 2 + len(counts))), there)
 
     def _boxes(self, at: At) -> Iterator[tuple[slice, ...]]:
-        """Of what is here of x, part after part, the last dimension's fastest."""
+        """The boxes of the parts of x that are here, part after part, the last dimension's fastest."""
         of = self.of
         for at_parts in product(*(range(*at.blocks[f"p{d}"]) for d, _ in of.parts)):
             box = [slice(None)] * len(of.shape)
@@ -123,7 +123,7 @@ class Moments(Operation):
             yield tuple(box)
 
     def counts(self, way: int, at: At) -> Any:
-        """Of a rank's part, which its blocks say: they need not travel."""
+        """The counts of a rank's part. They follow from its blocks, so they needn't travel."""
         of = self.of
         rest = prod(at.extent(f"d{d}") for d in range(len(of.shape)) if d not in of.keep)
         shape = [at.extent(of.index(d)) for d in of.keep]
@@ -141,7 +141,7 @@ class Moments(Operation):
         return found.expand(shape)
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
-        """From the sum and the sum of squares: enough in float64."""
+        """Moments from the sum and the sum of squares, which is exact enough in float64."""
         (x,), of = operands, self.of
         if of.parts:
             return (self._reference_of_parts(x),)
@@ -150,7 +150,7 @@ class Moments(Operation):
         return (torch.stack([torch.full_like(total, count), total / count, squares - total**2 / count]),)
 
     def _reference_of_parts(self, x: Any) -> Any:
-        """From sums of those elements that are of a part, by the numbers of the parts of all."""
+        """Moments from sums of each part's elements, by the number of the part of every element."""
         of = self.of
         sums = torch.stack([torch.ones_like(x), x, x.square()])
         for d in (d for d in range(len(of.shape)) if d != 1):
@@ -167,16 +167,16 @@ class Moments(Operation):
 
 
 def _of_part(x: Any) -> Any:
-    """[3, C] of x[N, C, ...]."""
+    """The moments [3, C] of x[N, C, ...]."""
     dims = [0, *range(2, x.dim())]
     if not x.numel():
         return x.new_zeros(3, x.shape[1]) + x.sum()
-    differentiated = torch.is_grad_enabled() and x.requires_grad  # of one rank's; else a row of its own does it
+    differentiated = torch.is_grad_enabled() and x.requires_grad  # on one rank; else dx is a row of its own
     return moments_of(x, dims) if differentiated else moments_by_channel(x)
 
 
 def moments_of(x: Any, dims: list[int]) -> Any:
-    """Of what is here; all of `dims` at once, in two passes."""
+    """The moments of a tensor over all of `dims` at once, in two passes."""
     if not dims:
         return torch.stack([torch.ones_like(x), x, torch.zeros_like(x)])
     variance, mean = torch.var_mean(x, dims, correction=0)
@@ -185,10 +185,11 @@ def moments_of(x: Any, dims: list[int]) -> Any:
 
 
 def moments_by_channel(x: Any) -> Any:
-    """[3, C] of x[N, C, ...], in a way that autograd does not know: several times faster than torch.var_mean.
+    """The moments [3, C] of x[N, C, ...], without a gradient: several times faster than torch.var_mean.
 
-    Of one sample on a CPU it is a group norm's: another four times faster (torch 2.13.0), though it writes what it has
-    normalised, and as exact as a group norm is. The inverse of a deviation is infinite where there is none.
+    For one sample on a CPU a group norm makes them, another four times faster (torch 2.13.0), though it also writes the
+    normalised values, and as exact as a group norm is. It gives 1 / deviation, which is infinite where the deviation is
+    0.
     """
     by_rows = x.shape[0] == 1 and x.is_cpu and x.dtype in (torch.float32, torch.float64)
     if by_rows and x.is_contiguous():
@@ -212,7 +213,7 @@ def settled(x: Any) -> Any:
 
 
 def by_channel(x: Any, t: Any) -> bool:
-    """Whether numbers that spread over x[N, C, ...] are one a channel."""
+    """Whether t, which broadcasts over x[N, C, ...], has one number for each channel."""
     return t.numel() == t.shape[1] == x.shape[1]
 
 
@@ -228,7 +229,7 @@ def centred(x: Any, mean: Any, scale: Any, shift: Any) -> Any:
 
 
 def centred_kept(x: Any, mean: Any, scale: Any) -> tuple[Any, ...]:
-    """What `centred_back` reads: x as ATen takes it, and numbers a channel."""
+    """The tensors that `centred_back` reads: x as ATen takes it, and vectors over channels."""
     mean = mean.contiguous()
     return as_normed(x), mean, scale.contiguous(), torch.ones_like(mean)
 
@@ -236,7 +237,7 @@ def centred_kept(x: Any, mean: Any, scale: Any) -> tuple[Any, ...]:
 def centred_back(
     dy: Any, kept: Sequence[Any], shape: Sequence[int], of_x: bool, of_others: bool
 ) -> tuple[Any, Any, Any, Any]:
-    """Gradients of x, of this shape, and of mean, scale and shift."""
+    """The gradients of x, in its shape, and of mean, scale and shift."""
     x, mean, scale, ones = kept
     backward, asked = torch.ops.aten.native_batch_norm_backward, [of_x, of_others, of_others]
     dx, dscale, dshift = backward(
@@ -247,13 +248,14 @@ def centred_back(
 
 
 def batch_normed(x: Any, w: Any, b: Any, mean: Any, variance: Any, training: bool, momentum: float, eps: float) -> Any:
-    """ATen's, with the gradients that it should have: on a CPU its backward takes rows of statistics as contiguous, and
-    of one sample or channel with several dimensions of rows mixes up a contiguous operand and one of channels last."""
+    """ATen's batch norm with the right gradients. On a CPU ATen's backward takes rows of statistics as contiguous, and
+    with one sample or one channel and several spatial dimensions it mixes up a contiguous operand and one with channels
+    last."""
     given = as_normed(x)
     y = torch.batch_norm(given, w, b, mean, variance, training, momentum, eps, False)
     if given.dim() == x.dim():
         return y
-    return torch.ops.aten._unsafe_view(y, x.shape)  # which what changes it in its place takes for its own
+    return torch.ops.aten._unsafe_view(y, x.shape)  # not a view to autograd, so it may be changed in place
 
 
 def as_normed(x: Any) -> Any:
@@ -263,7 +265,7 @@ def as_normed(x: Any) -> Any:
 
 
 def _merged(m: Any, k: int, group: Any, groups: int) -> Any:
-    """Parts along dimension k merged into their groups; without parts a group has zeros."""
+    """Moments along dimension k merged into those of their groups; a group without parts has zeros."""
     shape = list(m.shape)
     shape[k] = groups
 
@@ -278,7 +280,7 @@ def _merged(m: Any, k: int, group: Any, groups: int) -> Any:
 
 @dataclass(frozen=True)
 class MomentsGradient(Operation):
-    """dx from the gradient of the merged moments, these, and x."""
+    """The gradient dx, from the gradient of the merged moments, the moments, and x."""
 
     of: Averaged
 
@@ -292,7 +294,7 @@ class MomentsGradient(Operation):
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         _, dmean, dm2 = self.of.spread(at, 0, operands[0])
         count, mean, _ = self.of.spread(at, 1, operands[1])
-        if by_channel(operands[2], dm2):  # (x - mean) * a + b, which ATen does at once
+        if by_channel(operands[2], dm2):  # ATen does (x - mean) * a + b at once
             return (centred(operands[2], mean.flatten(), 2 * dm2.flatten(), (dmean / count).flatten()),)
         if (rows := self.of.leading(operands[2], mean, dm2, dmean)) is not None:
             scale, shift = 2 * dm2, dmean / count
@@ -300,7 +302,7 @@ class MomentsGradient(Operation):
         return ((dmean / count + 2 * (operands[2] - mean) * dm2).to(operands[2].dtype),)
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
-        """Autograd of the moments' own, where m is that of x."""
+        """Autograd's gradient of the moments, where m is the moments of x."""
         x, dm, m = operands[2], self.of.at_elements(operands[0]), self.of.at_elements(operands[1])
         return (dm[1] / m[0] + 2 * x * dm[2] - 2 * m[1] * dm[2],)
 
@@ -368,10 +370,10 @@ class Normalise(Operation):
 
 @dataclass(frozen=True)
 class Deviation(Operation):
-    """The variance M2 / (count - correction) of what moments are of, or its square root, and the mean.
+    """The variance M2 / (count - correction) of the elements that share moments, or its square root, and their mean.
 
     Attributes:
-        keep: whether dimensions that are averaged stay, with extent 1.
+        keep: whether averaged dimensions stay, with extent 1.
     """
 
     of: Averaged

@@ -1,4 +1,4 @@
-"""Memory that is offered for what an operation makes: of a gradient, where it lies in the message that takes it."""
+"""Memory offered to an operation for its result: to a gradient, its place in the message that will send it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Offer = Callable[[Sequence[int], Any], Any]
 
 
 class _AtHand(threading.local):
-    """Of this thread, as each rank of a process may have one."""
+    """The offer of this thread: each rank of a process may have a thread."""
 
     offer: Offer | None = None
 
@@ -24,7 +24,7 @@ def offering(offer: Offer) -> Generator[None]:
     """Offer memory to what is computed meanwhile.
 
     Args:
-        offer: of a shape, and a tensor of the type and device, memory for it; or None.
+        offer: takes a shape and a tensor of the wanted type and device, and gives memory for it, or None.
     """
     before, AT_HAND.offer = AT_HAND.offer, offer
     try:
@@ -34,5 +34,6 @@ def offering(offer: Offer) -> Generator[None]:
 
 
 def offered(shape: Sequence[int], like: Any) -> Any:
-    """A tensor of like's type to write all of, and to give as the result; None where there is no offer."""
+    """A tensor of like's type, which the caller writes in full and gives as its result; None where nothing is
+    offered."""
     return None if AT_HAND.offer is None else AT_HAND.offer(shape, like)

@@ -40,7 +40,7 @@ def _affine(x: Any, w: Any, b: Any) -> Any:
 
 
 def _root(x: Any) -> Any:
-    """Its gradient at 0 is 0, as that of a norm."""
+    """The square root, whose gradient at 0 is 0, as that of a norm."""
     return torch.where(x > 0, torch.where(x > 0, x, 1.0).sqrt(), 0.0)
 
 
@@ -72,13 +72,13 @@ class Pointwise(Operation):
     """A function of one element of each operand.
 
     Attributes:
-        function: of `FUNCTIONS`.
-        shape: of the result.
-        shapes: of the operands.
+        function: its name in `FUNCTIONS`.
+        shape: the result's.
+        shapes: the operands'.
         places: for each operand the result's dimension that each of its dimensions is, in order; () means the last
             ones, as broadcasting has it.
         settings: numbers that the function takes after its operands, such as a slope or a factor.
-        keeps: under autocast the result is of the first operand's type, as that of a norm is.
+        keeps: whether under autocast the result has the first operand's type, as a norm's has.
     """
 
     function: str
@@ -95,8 +95,8 @@ class Pointwise(Operation):
         return self.function
 
     def vectors_of(self, of: Averaged) -> tuple[str, bool]:
-        """Where it is the scale `w`, the shift `b` or both of a norm's result, these, else ""; and whether they are a
-        number a channel, or else one for each element that is normalised together."""
+        """The letters `w`, `b` or both, if it is the scale, the shift or both behind a norm, else ""; and whether these
+        vectors have a number for each channel, or else one for each element that is normalised together."""
         vectors = {"mul": "w", "add": "b", "affine": "wb"}.get(self.function, "")
         if self.settings or not self.keeps or self.shape != of.shape:
             return "", False
@@ -148,7 +148,7 @@ class Pointwise(Operation):
     def kept_over(
         self, way: int, at: At, wanted: Sequence[bool], *operands: Any
     ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        (y,) = self.local_over(way, at, *operands)  # of relu y is kept, of a sum nothing
+        (y,) = self.local_over(way, at, *operands)  # relu keeps y, a sum nothing
         return (y,), self.sloped.kept(wanted, self._all_aligned(operands), y)
 
     @property
@@ -164,7 +164,7 @@ class Pointwise(Operation):
 
     @cached_property
     def sloped(self) -> Sloped:
-        """How it is differentiated."""
+        """The slopes by which it is differentiated."""
         name, numbers = SLOPES_OF[self.function]
         sources = tuple((k, None) for k in range(len(self.shapes)))
         return Sloped(SLOPES[name], sources, (*self.settings, *numbers[len(self.settings) :]))
@@ -186,7 +186,7 @@ class Pointwise(Operation):
         return tuple([g if g is None or shape == wide else g.reshape(shape) for g, shape, wide in same])
 
     def _extents(self, at: At) -> tuple[list[list[int]], list[list[int]]]:
-        """Of operands there: as they are, and with extents of 1 in dimensions that they lack."""
+        """The operands' extents at a place: as they are, and with extents of 1 in dimensions that they lack."""
         shapes, aligned = [read_here(at, k) for k in range(len(self.shapes))], list[list[int]]()
         for shape, places in zip(shapes, self._places, strict=True):
             aligned.append(wide := [1] * len(self.shape))
@@ -195,8 +195,8 @@ class Pointwise(Operation):
         return shapes, aligned
 
     def undone(self, way: int, at: At) -> tuple[Launch, ...]:
-        """An addend of the sum's shape has the sum's gradient as it is: nothing is launched for it. That of another, as
-        a bias, is a sum that reads it once."""
+        """Launches for backward. An addend in the sum's shape gets the sum's gradient as it is, without a launch. The
+        gradient of another, as a bias, is a sum that reads the sum's gradient once."""
         if self.function != "add" or self.settings:
             return self.launches(way, at)
         summed = tuple(k for k, shape in enumerate(self.shapes) if shape != self.shape)
@@ -204,7 +204,8 @@ class Pointwise(Operation):
         return (Launch(self, Work(read, read + made), summed, hands_on=True),)
 
     def as_epilogue(self, k: int) -> EpilogueStep | None:
-        """Of what the first operand is, with vectors over channels, or tensors of its shape, as the others."""
+        """The step on the first operand's elements; the other operands must be vectors over channels, or have its
+        shape."""
         step = self.element_step() if self.function in ("relu", "add", "mul", "affine") else None
         if step is None or k or self.shapes[0] != self.shape or len(self.shape) < 2:
             return None
@@ -233,7 +234,7 @@ class Pointwise(Operation):
         return torch.ops.aten.threshold_backward(dy, y, 0)
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
-        """On operands made as large as the result."""
+        """The function on operands that are expanded to the result's shape."""
         letters, whole = "abcdefgh"[: len(self.shape)], list[Any]()
         for t, places in zip(operands, self._places, strict=True):
             names, ones = "".join(letters[d] for d in places), torch.ones(self.shape, dtype=t.dtype)
@@ -243,7 +244,7 @@ class Pointwise(Operation):
 
 
 def _aligned(tensor: Any, places: Sequence[int], dims: int) -> Any:
-    """With extents of 1 in the dimensions that an operand lacks."""
+    """A tensor with extents of 1 in the dimensions that an operand lacks."""
     if len(places) == dims:
         return tensor
     extents = [1] * dims
@@ -253,16 +254,16 @@ def _aligned(tensor: Any, places: Sequence[int], dims: int) -> Any:
 
 
 def bias(shape: tuple[int, ...], d: int = 1) -> Pointwise:
-    """x + b, b a vector over dimension d."""
+    """x + b, where b is a vector over dimension d."""
     return Pointwise("add", shape, (shape, (shape[d],)), ((), (d,)))
 
 
 def affine(shape: tuple[int, ...], d: int = 1) -> Pointwise:
-    """x * w + b, w and b vectors over dimension d."""
+    """x * w + b, where w and b are vectors over dimension d."""
     vector = (shape[d],)
     return Pointwise("affine", shape, (shape, vector, vector), ((), (d,), (d,)))
 
 
 def prelu(shape: tuple[int, ...], weights: int) -> Pointwise:
-    """One weight, or one a channel, for what is below 0."""
+    """PReLU, with one weight, or one for each channel, for elements below 0."""
     return Pointwise("prelu", shape, (shape, (weights,)), ((), (1,)))

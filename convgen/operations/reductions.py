@@ -38,7 +38,7 @@ class Reduce(Operation):
         return (Signature(tuple(zip(names, self.shape, strict=True)), (Operand("x", self.shape, own(*names)),), (y,)),)
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
-        if self.how == "squares":  # in one pass, and rounded once
+        if self.how == "squares":  # one call squares and adds in one pass, and rounds once
             return (torch.linalg.vector_norm(operands[0], 2, self.over, self.keep).square(),)
         total = operands[0].sum(self.over, keepdim=self.keep)
         return (total if self.how == "sum" else total / prod(self.shape[d] for d in self.over),)

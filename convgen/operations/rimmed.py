@@ -1,4 +1,4 @@
-"""How an activation lies where a collective has left it: a block with boxes around it, or equal parts of channels."""
+"""An activation as a collective leaves it: a block with boxes around it, or equal parts of its channels."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ def count_rows(rows: Interval) -> int:
 
 
 class RimPlaces:
-    """Where a rank's own block and boxes around it lie in the window that a kernel reads.
+    """The places of a rank's own block, and of the boxes around it, in the window that a kernel reads.
 
     Attributes:
-        shape: of the window.
-        own: of the block first row and rows of each dimension.
-        lines: of each box its start in a buffer, first rows, rows.
-        last: channels are last in the buffer.
+        shape: the window's.
+        own: for each dimension, the block's first row and number of rows.
+        lines: for each box its start in the buffer, its first rows, and its numbers of rows.
+        last: whether channels are last in the buffer.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class RimPlaces:
         self._tables: dict[Any, Any] = {}
 
     def table(self, device: Any) -> Any:
-        """The lines on a device, brought there once."""
+        """The lines as a tensor on a device; they are brought there once."""
         if device not in self._tables:
             lines = torch.tensor(self.lines, dtype=torch.int64).view(len(self.lines), 2 * len(self.shape) - 3)
             self._tables[device] = lines.to(device)
@@ -48,10 +48,11 @@ class RimPlaces:
 
 
 class Rimmed:
-    """An activation as a kernel can read it: a rank's own block, and what an exchange brought around it, flat.
+    """An activation as a kernel can read it: a rank's own block, and the flat buffer that an exchange brought around
+    it.
 
     Attributes:
-        stands: zeros without memory, whose gradient is the window's, for torch's graphs; None without one.
+        stands: for torch's graphs, zeros without memory whose gradient is the window's; None without a graph.
     """
 
     def __init__(self, own: Any, rim: Any, around: RimPlaces, stands: Any = None) -> None:
@@ -90,8 +91,8 @@ class Rimmed:
 
 
 def of_parts(elements: Any, count: int, shape: Sequence[int]) -> Any:
-    """Equal parts of channels that lie one behind the other, flat, as a tensor of this shape; channels are last in each
-    part, but of one dimension."""
+    """A tensor of this shape from a flat one, in which equal parts of its channels lie one behind the other; channels
+    are last in each part if it has several dimensions."""
     n, c, *rows = shape
     if len(rows) > 1:
         parts = elements.view(count, n, *rows, c // count).movedim(-1, 2)
@@ -101,6 +102,6 @@ def of_parts(elements: Any, count: int, shape: Sequence[int]) -> Any:
 
 
 def to_parts(tensor: Any, count: int) -> Any:
-    """A tensor's channels in equal parts one behind the other, flat, as `of_parts` takes them."""
+    """A flat tensor with equal parts of a tensor's channels one behind the other, as `of_parts` takes it."""
     parts = tensor.unflatten(1, (count, -1)).movedim(1, 0)
     return (parts.movedim(2, -1) if tensor.dim() > 3 else parts).reshape(-1)

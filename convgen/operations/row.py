@@ -1,8 +1,8 @@
-"""What an operation is: the row of a table that algebra, program and price read. It knows nothing of ranks.
+"""The class Operation: a row of a table that algebra, program and price read. It knows nothing of ranks.
 
-Local code is a few lines of ATen, told where it stands (`At`): the block of each index, the window wished for of each
-operand, and how much of it there is. The difference is padding. Operands come without it. Global extents are fields
-of the row: divisors, positions and masks are of the whole, never of what a rank holds.
+Local code is a few lines of ATen, told where it stands (`At`): the block of each index, the window that it wishes for
+of each operand, and the part of the window that exists. The difference is padding, and operands come without it. Global
+extents are fields of the row: divisors, positions and masks are those of the whole, never of what a rank holds.
 
 Source: docs/design.md, One idea.
 """
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
     from convgen.operations.convolution import Convolution
 
 Interval = tuple[int, int]
-# Backward, over what the row read and made: once for each gradient, once for all, not at all where dx is dy.
+# Backward goes over what the row read and made: once for each gradient, once for all, or never, where dx is dy.
 Passes = Literal["each", "once", "none"]
 
 
 @dataclass(frozen=True)
 class At:
-    """Where a rank's part of an operation stands.
+    """The place of a rank's part of an operation.
 
     Attributes:
-        blocks: of each index, its block.
-        windows: of each operand and dimension, the rows wished for, in the relation's numbering.
-        inside: of these, the rows that there are (all of them, where rows come round again).
-        known: what local code has worked out there.
+        blocks: for each index, its block.
+        windows: for each operand and dimension, the rows wished for, in the relation's numbering.
+        inside: the rows of the windows that exist (all of them, where rows come round again).
+        known: what local code has worked out for this place, kept for the next call.
         parts: by name, operands and results whose channels lie in so many equal parts one behind the other, flat.
         low: torch's type of products under autocast; None without it.
-        spare: of each operand and dimension, how many rows behind those that are read come too (`Operation.spare`);
-            `windows` and `inside` have them.
+        spare: for each operand and dimension, how many rows come behind those that are read (`Operation.spare`);
+            `windows` and `inside` include them.
     """
 
     blocks: Mapping[str, Interval]
@@ -54,17 +54,17 @@ class At:
     spare: tuple[tuple[int, ...], ...] = ()
 
     def extent(self, index: str) -> int:
-        """Elements of an index's block."""
+        """The number of elements of an index's block."""
         lo, hi = self.blocks[index]
         return hi - lo
 
     def wished(self, operand: int, tensor: Any, value: float = 0.0) -> Any:
-        """An operand with `value` in the rows that are wished for and not there."""
+        """An operand with `value` in the rows that are wished for and don't exist."""
         return fit(tensor, self.inside[operand], self.windows[operand], value)
 
 
 def standing(signature: Signature, blocks: Mapping[str, Any]) -> At:
-    """Where these blocks of a signature's indices stand; numbers, or arrays over ranks."""
+    """The place of these blocks of a signature's indices; block ends are numbers, or arrays over ranks."""
     read = [
         [_side(made, n, signature, blocks) for made, n in zip(o.dims, o.shape, strict=True)] for o in signature.inputs
     ]
@@ -76,7 +76,7 @@ def standing(signature: Signature, blocks: Mapping[str, Any]) -> At:
 
 
 def _side(made: Made, extent: int, signature: Signature, blocks: Mapping[str, Any]) -> tuple[Interval, Interval]:
-    """Rows wished for, and those that there are, in the relation's numbering."""
+    """The rows wished for, and those that exist, in the relation's numbering."""
     if made.relation is None:
         block = nest(made, signature, blocks) if made.indices else (0, extent)
         return block, block
@@ -95,12 +95,14 @@ def nest(made: Made, signature: Signature, blocks: Mapping[str, Any]) -> Interva
 
 
 def fit(tensor: Any, have: Sequence[Interval], want: Sequence[Interval], value: float = 0.0) -> Any:
-    """Rows `have` of the last dimensions as rows `want`: cut where there are more, `value` where there are none."""
+    """A tensor whose last dimensions have the rows `have`, as one with the rows `want`: more rows are cut, missing ones
+    are `value`."""
     return with_sides(tensor, sides_of(have, want), value)
 
 
 def sides_of(have: Sequence[Interval], want: Sequence[Interval]) -> list[int]:
-    """What `fit` puts on the sides of dimensions, the last one first; [] where that is nothing."""
+    """How many rows `fit` puts on each side of the dimensions, the last dimension first; [] where it changes
+    nothing."""
     sides: list[int] = []
     for (first, last), (lo, hi) in zip(reversed(have), reversed(want), strict=True):
         sides += [first - lo, hi - last] if last > first else [hi - lo, 0]
@@ -108,27 +110,27 @@ def sides_of(have: Sequence[Interval], want: Sequence[Interval]) -> list[int]:
 
 
 def with_sides(tensor: Any, sides: list[int], value: float = 0.0) -> Any:
-    """With so many rows of `value` on each side."""
+    """A tensor with so many rows of `value` on each side."""
     return torch.nn.functional.pad(tensor, sides, value=value) if sides else tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a rank does: products and sums, and elements read and made."""
+    """A rank's work: flops of products and sums, and elements read and made."""
 
     flops: int
     elements: int
 
 
 class EpilogueStep(NamedTuple):
-    """What a kernel does with each element of what it has made, before it writes it.
+    """A step that a kernel does on each element of its result, before it writes it.
 
     Attributes:
         text: Triton's; {x} is the element, {0}, {1}, ... are values of other operands there.
         operands: how each other operand lies, and how many values it has for an element: `element`, as the result does;
             `channel`, so many vectors over the result's channels, one behind the other.
-        back: what its gradient is made of beside the result's: `sum`, nothing, it is passed on; `result`, what it
-            makes; `input`, what it reads.
+        back: what its gradient reads beside the result's gradient: `sum`, nothing, as it is passed on; `result`, what
+            the step makes; `input`, what the step reads.
     """
 
     text: str
@@ -140,11 +142,11 @@ Epilogue = tuple[EpilogueStep, ...]
 
 
 class Prologue(NamedTuple):
-    """What a kernel does with each element that it reads before it multiplies: what a batch norm does last.
+    """A batch norm's last step, which a kernel does on each element that it reads before it multiplies.
 
     Attributes:
-        gradient: it makes the gradient of what is normalised; else what the steps make of what is normalised.
-        steps: behind what is normalised.
+        gradient: whether it makes the gradient of what the norm normalises; else it makes the steps' result.
+        steps: the steps behind the norm.
     """
 
     gradient: bool
@@ -153,10 +155,10 @@ class Prologue(NamedTuple):
 
 @dataclass(frozen=True)
 class Derived:
-    """The gradient of an operand as a row of its own, with roles of its own.
+    """The gradient of an operand as a row of its own, with its own roles.
 
     Attributes:
-        operation: its result is the gradient.
+        operation: the row's operation, whose result is the gradient.
         reads: its operands: operands and results of the row by their names, a result's gradient with a d before it.
     """
 
@@ -171,15 +173,15 @@ def _hash_once(self: Operation) -> int:
 
 
 class Operation(ABC):
-    """A row. Frozen, with the extents of what it is applied to.
+    """A row of the table: frozen, with the extents of the tensors that it is applied to.
 
     Attributes:
-        gives_anew: whether gradients by `vjp` are memory of their own.
-        any_order: whether `vjp` takes gradients without gaps in whatever order they lie in memory, as it makes an
-            element of an element, or looks at them in another shape.
-        any_order_by_aten: the same where the gradient is one call of ATen, which turns gradients itself.
-        draws: whether it makes random numbers.
-        in_evaluation: what it is there, of a network that is trained, too: itself, its first operand, or ones.
+        gives_anew: whether gradients by `vjp` have memory of their own.
+        any_order: whether `vjp` takes gradients without gaps in any memory order, as it works element by element, or
+            only changes their shape.
+        any_order_by_aten: the same where the gradient is one call of ATen, which reorders gradients itself.
+        draws: whether it draws random numbers.
+        in_evaluation: its result in evaluation, of a network that is also trained: its own, its first operand, or ones.
     """
 
     gives_anew: ClassVar[bool] = False
@@ -189,16 +191,16 @@ class Operation(ABC):
     in_evaluation: ClassVar[Literal["itself", "same", "fill"]] = "itself"
 
     def __init_subclass__(cls) -> None:
-        cls.__hash__ = _hash_once  # rows are keys of every cache
+        cls.__hash__ = _hash_once  # every cache has rows as keys, so each hashes once
 
     @property
     def passes(self) -> Passes:
-        """What backward goes over."""
+        """How often backward goes over what the row read and made."""
         return "each"
 
     @property
     def rides(self) -> bool:
-        """Whether it makes a few numbers a channel, or one, within a call that others need."""
+        """Whether it makes one number, or a few for each channel, and so is done within another row's call."""
         return False
 
     @property
@@ -211,32 +213,33 @@ class Operation(ABC):
 
     @property
     def joins(self) -> bool:
-        """Whether it may be one row with those around it: element by element, or by rows that are read in order."""
+        """Whether it may be fused with the rows around it: it is elementwise, or reads rows in order."""
         return False
 
     @property
     def normalises(self) -> bool:
-        """Whether it is a norm's row over elements, whose other operand is a few numbers a channel or a sample."""
+        """Whether it is a norm's row over elements, whose other operand has a few numbers for each channel or
+        sample."""
         return False
 
     @property
     def has_between(self) -> bool:
-        """Whether gradients' rows of its operands read the gradient of what lies within it."""
+        """Whether the rows of its operands' gradients read the gradient of a value within it."""
         return False
 
     @property
     def convolves(self) -> tuple[Phase, Conv] | None:
-        """Which phase of which convolution it is, plain or transposed; None of anything else."""
+        """The phase and the convolution that it is, plain or transposed; None for any other operation."""
         return None
 
     @property
     def takes_steps(self) -> bool:
-        """Whether a GPU's kernel of it can do more with what it has made before it writes it."""
+        """Whether its kernel on a GPU can do further steps on its result before it writes it."""
         return False
 
     @property
     def kernel_steps(self) -> tuple[Epilogue, bool, str]:
-        """What a convolution's kernel in it does with each element that it has made, before it writes it.
+        """The steps that its convolution's kernel does on each element of its result, before it writes it.
 
         Returns:
             the steps; whether the kernel is backward-data's, else it is forward's; what files call the steps.
@@ -250,22 +253,22 @@ class Operation(ABC):
 
     @property
     def hands_gradient_on(self) -> bool:
-        """Whether the gradients of its operands are that of its result, or views of it."""
+        """Whether its operands' gradients are its result's gradient, or views of it."""
         return False
 
     @property
     def runs_whole(self) -> str:
-        """The operator of ATen, with its overload, that every rank runs alike as no row describes it; "" if none is."""
+        """The operator of ATen, with its overload, that every rank runs whole as no row describes it; "" for a row."""
         return ""
 
     @property
     def as_convolution(self) -> Mapping[str, str]:
-        """Of a row that is a convolution of one pixel under other names: by index, what a convolution calls it."""
+        """For a row that is a convolution of one pixel under other names: by index, the convolution's name of it."""
         return {}
 
     @property
     def name(self) -> str:
-        """One word, in the text of a program."""
+        """The operation's word in the text of a program."""
         return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(self).__name__).lower()
 
     @cached_property
@@ -278,13 +281,13 @@ class Operation(ABC):
         """A rank's part of the results, by signature number `way`."""
 
     def local_over(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
-        """The same, where operand 0 is nobody else's: the result may lie in its memory."""
+        """What `local` gives, where nobody else has operand 0: the result may lie in its memory."""
         return self.local(way, at, *operands)
 
     def kept_over(
         self, way: int, at: At, wanted: Sequence[bool], *operands: Any
     ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """`kept`, where operand 0 is nobody else's: the result may lie in its memory."""
+        """What `kept` gives, where nobody else has operand 0: the result may lie in its memory."""
         return self.kept(way, at, wanted, *operands)
 
     @property
@@ -294,58 +297,61 @@ class Operation(ABC):
 
     @property
     def leaves_results(self) -> bool:
-        """Whether results are memory of their own that `vjp` does not read: their only reader may write there."""
+        """Whether results have memory of their own that `vjp` does not read, so that their only reader may write
+        there."""
         return False
 
     @property
     def bias_along(self) -> int | None:
-        """Of a product, the dimension of its result over which ATen adds a vector to it before it rounds."""
+        """For a product, the result's dimension along which ATen can add a vector before it rounds; else None."""
         return None
 
     @property
     def adds_along(self) -> int | None:
-        """Of the sum of a tensor and a vector, the dimension over which the vector is; None of anything else."""
+        """For the sum of a tensor and a vector, the dimension along which the vector lies; None for any other
+        operation."""
         return None
 
     def adds_bias(self, way: int, at: At, *operands: Any) -> bool:
-        """Whether `local` and `kept` take that vector, of a rank's part, behind the operands; `vjp` never reads it."""
+        """Whether `local` and `kept` take a rank's part of that vector behind the operands; `vjp` never reads it."""
         return False
 
     def may_add(self, is_vjp: bool) -> bool:
-        """Whether a kernel of it can add something to the gradient of its first operand, or to its result, which is
-        one.
+        """Whether its kernel can add another gradient to its first operand's gradient, or to its result, if that is a
+        gradient.
 
         Args:
-            is_vjp: of `vjp`, else of `local`.
+            is_vjp: whether `vjp` is asked about, else `local`.
         """
         return False
 
     def added(self, way: int, at: At, is_vjp: bool, given: Sequence[Any], before: Any) -> Any:
-        """`before` and what `may_add` says, by one kernel; None where there is none for them.
+        """The sum of `before` and the gradient that `may_add` speaks of, by one kernel; None where there is no kernel
+        for them.
 
         Args:
-            given: what `vjp` keeps and the result's gradient; else operands.
+            given: for `vjp`, what is kept and the result's gradient; else the operands.
         """
         return None
 
     @property
     def may_have_moments(self) -> bool:
-        """Whether a kernel of it can make moments of its result, too."""
+        """Whether its kernel can also make moments of its result."""
         return False
 
     def moments_kernel(self, way: int, at: At, operands: Sequence[Any]) -> Any:
-        """The kernel that makes moments of the result by tiles, too; None where there is none for these operands."""
+        """The kernel that also makes moments of the result, by tiles; None where there is none for these operands."""
         return None
 
     def kept_of(self, kernel: Any, made: Any, operands: Sequence[Any]) -> tuple[Any, ...]:
-        """What `vjp` reads, where that kernel has made the result."""
+        """What `vjp` reads, where `moments_kernel` has made the result."""
         raise NotImplementedError(f"{self.name} has no kernel that makes moments")
 
     def behind_norm(self, way: int, at: At, of: Prologue, operand: Any, w: Any, before: Any = None) -> Any:
-        """The kernel that does what a batch norm does last with what it reads first; None where there is none.
+        """The kernel that also does a batch norm's last step on an operand; None where there is none.
 
         Args:
-            operand: what is made so: the first operand, or the result's gradient as it reaches local code.
+            operand: what that step makes: the first operand, or the result's gradient as it reaches local code.
             before: another gradient of the first operand, which is added to the one that is made.
         """
         return None
@@ -355,80 +361,83 @@ class Operation(ABC):
         return False
 
     def kept(self, way: int, at: At, wanted: Sequence[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """Results, and what `vjp` reads: tensors, None in the place of others, numbers and types of elements, a kernel.
+        """The results, and what `vjp` reads: tensors, with None in the place of those not needed, numbers, types of
+        elements, a kernel.
 
         Args:
-            wanted: the operands that a gradient may be asked of.
+            wanted: for each operand, whether its gradient may be asked for.
         """
         return self.local(way, at, *operands), ()
 
     def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
         """Gradients of the operands as local code takes them; None for those that aren't wanted.
 
-        Calls of ATen, without a graph. A gradient may be a result's, or a view of it; nothing is written over.
+        It calls ATen without a graph. A gradient may be a result's gradient, or a view of it; nothing is written over.
 
         Args:
-            wanted: some of those that `kept` was told.
+            wanted: as for `kept`; fewer may be wanted.
             dys: gradients of the results; None for a result without one.
         """
         raise NotImplementedError(f"{self.name} leaves its gradient to torch")
 
     @abstractmethod
     def reference(self, *operands: Any) -> tuple[Any, ...]:
-        """The whole operation on one device, by another way than `local` where there is one."""
+        """The whole operation on one device, computed in another way than `local` does, where there is one."""
 
     def for_any(self, many: Operation, more: Operation) -> Operation:
-        """The same operation, with signatures that hold for any sizes of what is known at run time only.
+        """The same operation, with signatures that hold for any sizes that are known at run time only.
 
         Args:
-            many, more: the operation for sizes that no other extent has.
+            many, more: the operation at two sets of sizes that no other extent has.
         """
         return self
 
     @cached_property
     def gradients(self) -> Mapping[str, Derived]:
-        """Of operands, by name, that have a row of their own beside torch's vjp of local code.
+        """By operand, the row that makes its gradient, beside torch's vjp of local code.
 
-        Where results are merged or the largest of many the vjp is no gradient, and these rows are the only ones.
+        Where results are merged, or are the largest of many, the vjp is no gradient, and there are these rows alone.
         """
         return {}
 
     def as_epilogue(self, k: int) -> EpilogueStep | None:
-        """As a step behind the kernel that makes operand k; None where that can't be."""
+        """The operation as a step behind the kernel that makes operand k; None where it can't be one."""
         return None
 
     def from_result(self, dy: Any, y: Any) -> Any:
-        """The gradient of the element that a step is of whose gradient is made of its result."""
+        """The gradient of the element that a step reads, made from the gradient of the step's result and the result."""
         raise NotImplementedError
 
     def back_of_result(self) -> EpilogueStep | None:
-        """`from_result` as a step behind the kernel that makes the result's gradient; its operand is the result."""
+        """The step `from_result`, behind the kernel that makes the result's gradient; its operand is the result."""
         return None
 
     def back_of_input(self) -> EpilogueStep | None:
-        """The gradient of the element that a step reads, of that of its result; its operand is what the step reads."""
+        """A step that makes the gradient of what a step reads from that of its result; its operand is what the step
+        reads."""
         return None
 
     def element_step(self) -> ElementStep | None:
-        """Where it makes each element of its operands' elements in the same place, as broadcasting has it: how."""
+        """How it makes an element from its operands' elements in the same place, by broadcasting; None where it
+        doesn't."""
         return None
 
     def spare(self, way: int) -> tuple[tuple[int, ...], ...]:
-        """Of each operand and dimension how many rows behind those that are read `local` may be given, too: what it
-        makes is the same, and their gradient is zero."""
+        """For each operand and dimension, how many rows behind those that are read `local` may also be given: its
+        result is the same, and their gradient is zero."""
         return ()
 
     def convolutions(self, way: int, at: At) -> Iterator[tuple[Convolution, int, At]]:
-        """The convolutions that it computes, with the signature and the place of a rank in each."""
+        """The convolutions that it computes, each with a rank's signature number and place."""
         return iter(())
 
     def work(self, way: int, at: At) -> Work:
-        """What `local` takes there: one flop for each element that an index says, unless a row knows better."""
+        """The work of `local` at a place: one flop for each element of the indices, unless a row knows better."""
         signature = self.signatures[way]
         return Work(prod(at.extent(i) for i, _ in signature.extents), touched(at, signature))
 
     def launches(self, way: int, at: At) -> tuple[Launch, ...]:
-        """The same, one after the other."""
+        """The launches of `local` at a place, one after the other."""
         return (Launch(self, self.work(way, at), tuple(range(len(self.signatures[way].inputs)))),)
 
     def undone(self, way: int, at: At) -> tuple[Launch, ...]:
@@ -438,12 +447,12 @@ class Operation(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Something that is computed at once.
+    """A part of a row that is computed at once.
 
     Attributes:
-        operation: what it is of.
-        operands: numbers of the row's that it reads, beside what the one before has made.
-        hands_on: gradients of all else that it reads are its result's as it is.
+        operation: the operation that it computes.
+        operands: numbers of the row's operands that it reads, beside the result of the launch before.
+        hands_on: whether the gradients of all else that it reads are its result's gradient as it is.
     """
 
     operation: Operation
@@ -453,14 +462,14 @@ class Launch:
 
 
 def repeats(launches: Sequence[Launch], asked: Collection[int], derived: Collection[int] = ()) -> list[int]:
-    """How often backward takes what each launch takes.
+    """For each launch, how many times its work backward takes.
 
     Args:
-        asked: numbers of operands that want one.
-        derived: those of them whose gradients rows of their own make, of that of what their launch makes.
+        asked: numbers of the operands whose gradients are wanted.
+        derived: those of them whose gradients other rows make, from the gradient of their launch's result.
     """
     found: list[int] = []
-    wants = False  # what was made before
+    wants = False  # whether the gradient of the launch before is wanted
     for one in launches:
         gradients = sum(k in asked and k not in derived for k in one.operands) + (wants and not one.hands_on)
         wants = wants or any(k in asked for k in one.operands)
@@ -469,13 +478,13 @@ def repeats(launches: Sequence[Launch], asked: Collection[int], derived: Collect
 
 
 def touched(at: At, signature: Signature) -> int:
-    """Elements that a rank reads and makes."""
+    """How many elements a rank reads and makes."""
     read = sum(prod(hi - lo for lo, hi in operand) for operand in at.inside)
     return read + sum(prod(made_here(at, result)) for result in signature.results)
 
 
 def made_here(at: At, result: Operand) -> list[int]:
-    """Extents of a rank's part of a result."""
+    """The extents of a rank's part of a result."""
     return [
         prod(at.extent(i) for i in d.indices) if d.indices else n
         for d, n in zip(result.dims, result.shape, strict=True)
@@ -483,7 +492,7 @@ def made_here(at: At, result: Operand) -> list[int]:
 
 
 def lies_as(shape: tuple[int, ...], result: tuple[int, ...]) -> str | None:
-    """How an operand lies beside a result[N, C, ...], as broadcasting has it, where a kernel's epilogue can read it."""
+    """How an operand lies beside a result[N, C, ...] by broadcasting; None where a kernel's epilogue can't read it."""
     if shape == result:
         return "element"
     wide = (1,) * (len(result) - len(shape)) + shape
@@ -491,22 +500,22 @@ def lies_as(shape: tuple[int, ...], result: tuple[int, ...]) -> str | None:
 
 
 def read_here(at: At, k: int) -> list[int]:
-    """Extents of a rank's part of operand k, as local code takes it."""
+    """The extents of a rank's part of operand k, as local code takes it."""
     return [hi - lo for lo, hi in at.inside[k]]
 
 
 def summed_to(gradient: Any, shape: Sequence[int]) -> Any:
-    """The gradient of what was broadcast, of what it was broadcast from."""
+    """The gradient of a tensor of this shape, from the gradient of what it was broadcast to."""
     return gradient if list(gradient.shape) == list(shape) else gradient.sum_to_size(shape)
 
 
 def unfit(gradient: Any, have: Sequence[Interval], want: Sequence[Interval]) -> Any:
-    """The gradient of what `fit` takes: rows that it cut have none."""
+    """The gradient of what `fit` takes, from that of what it gives; rows that it cut get zeros."""
     return fit(gradient, want, have)
 
 
 def empty_as(dy: Any, shape: Sequence[int], dtype: Any = None) -> Any:
-    """Memory for a tensor that lies as dy, channels last or not; of its type, unless another is said."""
+    """Memory for a tensor in dy's memory format, channels last or not, and in dy's type unless another is given."""
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(len(shape))
     dtype = dy.dtype if dtype is None else dtype
     if last is None or dy.is_contiguous() or not dy.is_contiguous(memory_format=last):
@@ -515,15 +524,15 @@ def empty_as(dy: Any, shape: Sequence[int], dtype: Any = None) -> Any:
 
 
 def numbers(block: Interval, like: Any) -> Any:
-    """The global numbers of a block's rows, where `like` is."""
+    """The global numbers of a block's rows, on like's device."""
     return torch.arange(*block, device=like.device)
 
 
 def on_device(values: tuple[float, ...], dtype: Any, device: Any) -> Any:
-    """A table of numbers, copied to a device once: what a step copies there again can't be in a CUDA graph."""
+    """A table of numbers on a device, copied there once: a step that copied it again couldn't be in a CUDA graph."""
     table = _on_device(values, dtype, device)
     if table.is_cuda and torch.cuda.is_current_stream_capturing():
-        _RECORDED.append(table)  # a graph reads it wherever it lies, though it be forgotten here
+        _RECORDED.append(table)  # a CUDA graph goes on reading it, even when the cache has dropped it
     return table
 
 
@@ -537,11 +546,11 @@ def _on_device(values: tuple[float, ...], dtype: Any, device: Any) -> Any:
 
 
 def numbered(count: int) -> tuple[str, ...]:
-    """Names of indices, one a dimension: d0, d1, ..."""
+    """Names of indices, one for each dimension: d0, d1, ..."""
     return tuple(f"d{i}" for i in range(count))
 
 
 @cache
 def own(*indices: str | None) -> tuple[Made, ...]:
-    """Dimensions that are the blocks of an index each; None: whole."""
+    """Dimensions that are each the blocks of one index; None makes a dimension whole."""
     return tuple(WHOLE if i is None else Made((i,)) for i in indices)

@@ -16,10 +16,11 @@ from convgen.operations.row import At, Interval, Operation, fit, numbered, on_de
 
 @dataclass(frozen=True)
 class Take(Operation):
-    """Along each dimension row o of y is the row of x that a relation says; `fill` where that leaves x.
+    """A result y whose row o, along each dimension, is the row of x that a relation says, or `fill` where that is
+    outside of x.
 
     Attributes:
-        shape: of x; `out`: of y.
+        shape: the extents of x; `out`: those of y.
         relations: of one row each (Taps of one tap, Reverse, Clamp, Table); None: the row itself.
     """
 
@@ -58,14 +59,15 @@ class Take(Operation):
         return (y,)
 
     def _picked(self, at: At, d: int, taps: Taps) -> tuple[int, Interval, Interval]:
-        """The first row that is picked of those here, the rows that it and the others are, and those that are made."""
+        """The number here of the first row that is picked, the interval of y's rows that are rows of x, and that of y's
+        rows that are made."""
         (lo, hi), (first, last) = at.blocks[f"d{d}"], at.inside[0][d]
         begin, end = (min(max(-(-(r + taps.pad) // taps.stride), lo), hi) for r in (first, last))
         return begin * taps.stride - taps.pad - first, (begin, end), (lo, hi)
 
     def _clamped(self, at: At, d: int, clamp: Clamp) -> tuple[list[Interval], int, int, list[Interval]]:
-        """Of the rows that are made here: those before x, as the number here of the row that they repeat and how many
-        they are, if any; the first and the number of those in x; and those behind x."""
+        """The rows made here in three parts: those before x, as the number here of the row that they repeat and how
+        many there are, if any; the first and the number of those in x; and those behind x, like those before."""
         (lo, hi), first, n = at.blocks[f"d{d}"], at.inside[0][d][0], clamp.extent
         begin, end = (min(max(r, lo), hi) for r in (clamp.below, clamp.below + n))
         before, behind = (-first, begin - lo), (n - 1 - first, hi - end)
@@ -73,7 +75,7 @@ class Take(Operation):
         return [before] * (begin > lo), start, end - begin, [behind] * (hi > end)
 
     def _rows(self, at: At, d: int, relation: Relation, like: Any) -> Any:
-        """The rows that are picked, by their numbers here."""
+        """The numbers here of the rows that are picked."""
         rows = [relation.row(o)[0] - at.inside[0][d][0] for o in range(*at.blocks[f"d{d}"])]
         return on_device(tuple(rows), torch.int64, like.device)
 
@@ -107,7 +109,7 @@ class Take(Operation):
         return (dx,)
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
-        """Row by row, as the relations are defined, with one row of `fill` behind x."""
+        """The result row by row, as the relations are defined, with one row of `fill` behind x."""
         (y,) = operands
         for d, relation in enumerate(self.relations):
             if relation is not None:
@@ -124,7 +126,7 @@ PadMode = Literal["constant", "reflect", "replicate"]
 
 
 def padded(shape: Sequence[int], sides: Sequence[tuple[int, int]], mode: PadMode, fill: float = 0.0) -> Take:
-    """`sides`: rows more below and above, of each dimension; negative cuts."""
+    """Pad x by so many rows below and above each dimension (`sides`); negative numbers cut rows."""
     relations: list[Relation | None] = []
     for n, (below, above) in zip(shape, sides, strict=True):
         rows = range(-below, n + above)
@@ -162,20 +164,20 @@ def _table(rows: Any) -> Table:
 
 @dataclass(frozen=True)
 class Concatenate(Operation):
-    """Tensors of these shapes one behind the other along dimension d. An operand without rows here is no addend."""
+    """Tensors of these shapes one behind the other along dimension d. An operand may have no rows on a rank."""
 
     shapes: tuple[tuple[int, ...], ...]
     d: int
 
     @property
     def starts(self) -> tuple[int, ...]:
-        """Rows of the result at which operands begin, and at which the last one ends: what lies before 0 or behind
-        `rows` is not taken."""
+        """The rows of the result at which operands begin, and the one at which the last ends; rows before 0 or behind
+        `rows` are left out."""
         return tuple(accumulate((shape[self.d] for shape in self.shapes), initial=0))
 
     @property
     def rows(self) -> int:
-        """Of the result."""
+        """How many rows the result has."""
         return self.starts[-1]
 
     @property
@@ -225,7 +227,7 @@ class Wrapped(Concatenate):
     reads of each is an interval, and of two of them the padding alone.
 
     Args:
-        below, above: rows more, at most as many as x has.
+        below, above: how many rows are added, at most as many as x has.
     """
 
     below: int
@@ -242,7 +244,8 @@ class Wrapped(Concatenate):
 
 @dataclass(frozen=True)
 class Rolled(Concatenate):
-    """Row o of x goes to row o + by, round the end; it reads x as two operands, first that of which rows come round."""
+    """Row o of x goes to row o + by, round the end. It reads x as two operands; the first gives the rows that come
+    round."""
 
     by: int
 

@@ -1,4 +1,4 @@
-"""Batch norm's buffers: what a step makes of them, and what they are in evaluation."""
+"""Batch norm's buffers: how a step renews them, and how evaluation reads them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _buffers(channels: int, prefix: str = "") -> tuple[Operand, ...]:
 
 @dataclass(frozen=True)
 class RunningMoments(Operation):
-    """Moments [1, mean, variance] of buffers, for evaluation; the same for every part.
+    """Moments [1, mean, variance] made of buffers, for evaluation; every part has the same.
 
     Attributes:
         extents: indices of moments and their extents; C is the channels'.
@@ -52,9 +52,9 @@ class RunningMoments(Operation):
 
 @dataclass(frozen=True)
 class PartStatistics(Operation):
-    """[mean, unbiased variance] of the parts, averaged by how many elements each has: copies stay equal.
+    """[mean, unbiased variance], the parts' averaged by their numbers of elements, so that copies stay equal.
 
-    The mean is that of the batch; the variance lacks what parts' means differ by.
+    The mean is the batch's; the variance lacks the variance of the parts' means.
     """
 
     of: Averaged
@@ -91,10 +91,10 @@ class PartStatistics(Operation):
 class RunningStatistics(Operation):
     """Batch norm's buffers after a step: (1 - momentum) of the old and momentum of the new mean and unbiased variance.
 
-    An Update: from buffers and what the step has found, without gradient.
+    It updates buffers from what they were and what the step has found, without a gradient.
 
     Attributes:
-        of_parts: found is [mean, unbiased variance] (PartStatistics), not moments.
+        of_parts: whether the step's finding is [mean, unbiased variance] (PartStatistics) instead of moments.
     """
 
     channels: int
@@ -115,7 +115,7 @@ class RunningStatistics(Operation):
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         mean, variance, found = (t.detach() for t in operands)
         new = found if self.of_parts else (found[1], found[2] / (found[0] - 1))
-        pairs = zip((mean, variance), new, strict=True)  # found may be wider than buffers
+        pairs = zip((mean, variance), new, strict=True)  # new values may be of a wider type than buffers
         return tuple(old.to(now.dtype).lerp(now, self.momentum).to(old.dtype) for old, now in pairs)
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Softmax and its logarithm: an index that one rank needs all of."""
+"""Softmax and its logarithm: a rank needs all of the index that is summed."""
 
 from __future__ import annotations
 

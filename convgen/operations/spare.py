@@ -1,7 +1,8 @@
-"""Rows of an operand that no window reads, and that local code takes as they come: what is cut would be copied.
+"""Spare rows of an operand: no window reads them, but local code takes them along, as cutting them off would copy the
+rest.
 
 A convolution of one tap and stride 2 reads every other row of x; the last row of a block of an even number of rows is
-behind its last window. Taken with the others it changes nothing of what is made, and has a gradient of zero.
+behind its last window. Taken along it changes nothing of the result, and its gradient is zero.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from convgen.operations.row import At, Interval, Operation
 
 
 def with_spare(at: At, spare: Sequence[Sequence[int]]) -> At:
-    """The place of local code that takes so many rows more of operands, by operand and dimension."""
+    """A place at which local code takes so many more rows of each operand and dimension."""
     if not any(map(any, spare)):
         return at
 
@@ -33,10 +34,11 @@ def with_spare(at: At, spare: Sequence[Sequence[int]]) -> At:
 def spare_rows(
     operation: Operation, way: int, at: At, held: Sequence[Sequence[Interval] | None]
 ) -> tuple[tuple[int, ...], ...]:
-    """Rows behind those that local code reads of each operand which it takes as they come, so that nothing is cut.
+    """How many rows local code takes along behind those that it reads, for each operand and dimension, so that nothing
+    is cut off.
 
     Args:
-        held: of each operand the rows that a rank has; None where it takes no more than it reads.
+        held: for each operand, the rows that a rank has; None where it takes no more than it reads.
     """
     found: list[tuple[int, ...]] = []
     for most, rows, windows, inside in zip(operation.spare(way), held, at.windows, at.inside, strict=False):

@@ -44,7 +44,7 @@ class TransposedConvolution(Operation):
 
     @cached_property
     def sum(self) -> Convolution:
-        """The same sum, under a convolution's names."""
+        """The convolution that is the same sum."""
         return Convolution(self.conv.direct_phase(self.phase), self.conv.direct)
 
     @property
@@ -68,11 +68,11 @@ class TransposedConvolution(Operation):
         )
 
     def _in_order(self, of_sum: Sequence[Any]) -> tuple[Any, ...]:
-        """Operands of the sum in the order of this row, and the other way round."""
+        """The sum's operands in this row's order, or this row's in the sum's."""
         return tuple(of_sum[::-1] if self.phase == "backward_filter" else of_sum)
 
     def _way(self, way: int) -> int:
-        """The sum's signature that is this row's number `way`; of dw they come in pairs."""
+        """The number of the sum's signature that is this row's number `way`; dw's come in pairs, in the other order."""
         return way ^ (self.phase == "backward_filter")
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
@@ -113,7 +113,7 @@ class TransposedConvolution(Operation):
         return self.sum.work(*self.of_sum(way, at))
 
     def of_sum(self, way: int, at: At) -> tuple[int, At]:
-        """The same way and place, as the sum has them."""
+        """This row's way and place, as the sum has them."""
         blocks = {_other(i): block for i, block in at.blocks.items()}
         parts = {_other(name): count for name, count in at.parts.items()}
         return self._way(way), At(blocks, self._in_order(at.windows), self._in_order(at.inside), parts=parts)
@@ -136,7 +136,7 @@ def transposed_convolution(
     Args:
         shape: (N, C, rows...) of x.
         spatial: name, kernel, stride, padding below and above, and dilation of each dimension; `extent` rows of x.
-        output_padding: rows more above, of y, that no product needs to reach.
+        output_padding: how many rows y has more above, which no product needs to reach.
     """
     made = tuple(s.transposed(s.extent, more) for s, more in zip(spatial, output_padding, strict=True))
     return TransposedConvolution("forward", Conv(shape[0], shape[1], filters, made, groups, transposed=True))

@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ByAutocast:
-    """What an argument is without autocast, and under autocast of each type.
+    """The values of an argument without autocast, and under autocast of each type.
 
     Example:
         >>> asked = ByAutocast("float32", "bfloat16", "float16")
@@ -22,10 +22,10 @@ class ByAutocast:
 
 
 def under(value: Any, low: Any) -> Any:
-    """An operation, or arguments, as autocast has them; the very same one where it changes nothing.
+    """An operation, or arguments, as they are under autocast; the same object where autocast changes nothing.
 
     Args:
-        low: autocast's type, of torch's or its name; None without it.
+        low: autocast's type, torch's or its name; None without autocast.
     """
     if isinstance(value, ByAutocast):
         return value.plain if low is None else getattr(value, str(low).removeprefix("torch."))

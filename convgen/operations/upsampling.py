@@ -25,7 +25,7 @@ class Upsample(LinearMap):
     Attributes:
         mode: nearest, nearest-exact, linear or bicubic, along every dimension of rows; the last two also with `-aa`,
             which averages what it shrinks. (Of one column, or to one, ATen's own are wrong there.)
-        scales: rows out for a row in, where the source says so; else the quotient of the extents.
+        scales: how many rows of y a row of x makes, where the source says so; else the quotient of the extents.
     """
 
     shape: tuple[int, ...]
@@ -40,7 +40,7 @@ class Upsample(LinearMap):
 
     @cached_property
     def reads(self) -> Mapping[int, Relation]:
-        """By dimension; the nearest row times a whole number in closed form."""
+        """The relation of each dimension; in closed form where the nearest row is repeated a whole number of times."""
         found: dict[int, Relation] = {}
         for d, size in self.maps.items():
             n, times, operator = self.shape[d], size // self.shape[d], self.operator(d)
@@ -81,8 +81,8 @@ class Upsample(LinearMap):
     def _doubled(
         self, blocks: Sequence[tuple[int, int]], read: Sequence[tuple[int, int]], like: Any
     ) -> list[float] | None:
-        """How many times each row is there, where ATen's operator of the whole is right of these parts, too: a power of
-        two, whose quotients are exact, and whole rows."""
+        """The factor of each dimension, if ATen's operator is right on these parts as it is on the whole: if the factor
+        is a power of two, whose quotients are exact, and the parts are whole rows; else None."""
         if not like.is_floating_point() or not like.numel():
             return None
         scales: list[float] = []
@@ -98,7 +98,7 @@ class Upsample(LinearMap):
         return of_unit_vectors(self.operator(d), self.shape[d])
 
     def operator(self, d: int) -> Callable[[Any], Any]:
-        """ATen's along one dimension, of (N, C, rows)."""
+        """ATen's operator along one dimension, on (N, C, rows)."""
         aten, corners = torch.ops.aten, self.align_corners
         rows, scale = [self.size[d - 2]], self.scales[d - 2] if self.scales else None
         match self.mode:
@@ -108,7 +108,7 @@ class Upsample(LinearMap):
                 return lambda x: aten._upsample_nearest_exact1d(x, rows, scale)
             case "linear":
                 return lambda x: aten.upsample_linear1d(x, rows, corners, scale)
-            case "bicubic":  # of two dimensions only: one column beside the rows
+            case "bicubic":  # ATen has it for two dimensions only: one column beside the rows
                 flat = aten.upsample_bicubic2d
                 return lambda x: flat(x[..., None], [*rows, 1], corners, scale, None)[..., 0]
             case "linear-aa" | "bicubic-aa":  # two columns: with one ATen takes rows for channels that come last
@@ -116,7 +116,7 @@ class Upsample(LinearMap):
                 return lambda x: wide(x[..., None].repeat(1, 1, 1, 2), [*rows, 2], corners, scale, None)[..., 0]
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
-        """ATen's operator of as many dimensions as there are."""
+        """ATen's operator over all dimensions of rows at once."""
         if self.mode.endswith("-aa"):
             aa = (
                 torch.ops.aten._upsample_bicubic2d_aa

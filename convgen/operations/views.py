@@ -14,19 +14,19 @@ from convgen.late import torch
 from convgen.operations.element_texts import SAME, ElementStep
 from convgen.operations.row import At, Operation, Passes, fit, made_here, numbered, own, read_here, summed_to
 
-MANY = 1009  # samples, as no other extent counts: so a view of 1 sample is the view that it is of several
+MANY = 1009  # stands for the number of samples, so that a view of 1 sample is matched like one of several
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Dimensions of x and of y, next to each other, that have the same product; extents of 1 are in none."""
+    """Neighbouring dimensions of x and of y whose extents have the same product; extents of 1 are in no match."""
 
     x: tuple[int, ...]
     y: tuple[int, ...]
 
 
 def matches(shape: Sequence[int], out: Sequence[int]) -> tuple[Match, ...]:
-    """The shortest that a view is made of.
+    """The shortest matches of which a view is made.
 
     Example:
         >>> matches((4, 6, 5), (4, 2, 3, 5))
@@ -46,11 +46,11 @@ def matches(shape: Sequence[int], out: Sequence[int]) -> tuple[Match, ...]:
 
 
 class Open(NamedTuple):
-    """A view for any sizes of what is known at run time only.
+    """A view for any sizes that are known at run time only.
 
     Attributes:
-        shape, out: for sizes that no other extent has.
-        x, y: the dimensions that follow them.
+        shape, out: the shapes at sizes that no other extent has.
+        x, y: the dimensions whose extents depend on these sizes.
     """
 
     shape: tuple[int, ...]
@@ -60,7 +60,7 @@ class Open(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """What a match makes of dimensions: extents of its indices, and by dimension what x's and y's are made of."""
+    """A match in a signature: its indices with extents, and what its dimensions of x and of y are made of."""
 
     extents: dict[str, int]
     x: dict[int, Made]
@@ -69,13 +69,13 @@ class Parts(NamedTuple):
 
 @dataclass(frozen=True)
 class View(Operation):
-    """x in another shape. Two ways: in each match the outermost of the result's dimensions reads rows of the outermost
-    of x's, in any blocks; or, where every match joins or splits, as nests, each dimension an index. What is
-    known at run time only and joined with another dimension has the first way alone: nests need blocks of one size, and
-    ranks may have unequal ones.
+    """The tensor x in another shape. There are two ways. In the first, the outermost dimension of each match's result
+    reads rows of x's outermost one, in any blocks. In the second, where every match joins or splits dimensions, these
+    are nests, each dimension an index. A match with a size known at run time only has the first way alone: nests need
+    blocks of one size, and ranks may have unequal ones.
 
     Attributes:
-        like: what is so for any sizes, where a shape follows what is known at run time.
+        like: the view for any sizes, where a shape depends on sizes that are known at run time only.
     """
 
     shape: tuple[int, ...]
@@ -105,7 +105,7 @@ class View(Operation):
         return matches(self.like.shape, self.like.out) if self.like else matches(self.shape, self.out)
 
     def _is_open(self, match: Match) -> bool:
-        """Whether a match joins or splits what is known at run time only."""
+        """Whether a match joins or splits a dimension whose extent is known at run time only."""
         joined = max(len(match.x), len(match.y)) > 1
         return self.like is not None and joined and not set(self.like.x).isdisjoint(match.x)
 
@@ -118,7 +118,7 @@ class View(Operation):
         return (rows,)
 
     def _signature(self, parts: Sequence[Parts]) -> Signature:
-        """Dimensions that are in no match are whole."""
+        """The signature of these matches; dimensions that are in no match are whole."""
         extents = {i: n for p in parts for i, n in p.extents.items()}
         x = {d: made for p in parts for d, made in p.x.items()}
         y = {d: made for p in parts for d, made in p.y.items()}
@@ -142,7 +142,7 @@ class View(Operation):
         return Parts(extents, x, y)
 
     def _units(self, match: Match) -> tuple[int, int]:
-        """Elements of a row of x's and of y's outermost dimension."""
+        """How many elements a row of x's outermost dimension has, and one of y's."""
         return prod(self.shape[d] for d in match.x[1:]), prod(self.out[d] for d in match.y[1:])
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
@@ -154,7 +154,7 @@ class View(Operation):
         return (flat.reshape(here),)
 
     def _cuts(self, way: int, at: At) -> Iterator[tuple[int, tuple[int, int]]]:
-        """By number of a match, what the rank makes of those elements that it reads."""
+        """By number of a match, the interval that the rank makes of the elements that it reads."""
         for k, match in enumerate(self.matches):
             if way == 0 or self._is_open(match):
                 one, other = self._units(match)
@@ -213,7 +213,7 @@ class Permute(Operation):
 
 @dataclass(frozen=True)
 class Expand(Operation):
-    """x repeated along dimensions of extent 1, and along new ones before the first."""
+    """The tensor x repeated along dimensions of extent 1, and along new ones before the first."""
 
     shape: tuple[int, ...]
     out: tuple[int, ...]

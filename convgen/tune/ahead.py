@@ -24,16 +24,17 @@ from convgen.tune.candidates import Candidate
 from convgen.tune.patience import waited
 
 COMPILE_S = 60.0  # a candidate whose compiler runs for longer is left out; see patience.py
-BEGIN_S = 1200.0  # for a compiler to start and to have done what comes before
+BEGIN_S = 1200.0  # seconds for a compiler to start and to finish the candidates before
 LOOK_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What compiling a candidate gave.
+    """The outcome of compiling a candidate.
 
     Attributes:
-        cause: empty, or compile (it does not), spills, or fit (it needs more shared memory than there is).
+        cause: empty if it compiles well; else compile (it doesn't), spills, or fit (it needs more shared memory than
+            there is).
         facts: registers, spill_bytes, shared_bytes, ... of its largest launch; empty for ATen.
     """
 
@@ -43,11 +44,11 @@ class Prepared:
 
 
 class Ahead:
-    """Compilers in processes of their own.
+    """Compilers, each in a process of its own.
 
     Args:
-        jobs: processes.
-        fill: also fill Triton's cache, so that launches in other processes of this machine find what they need.
+        jobs: how many processes.
+        fill: whether to fill Triton's cache, so that launches in other processes of this machine find the kernels.
     """
 
     def __init__(self, jobs: int, *, fill: bool) -> None:
@@ -57,7 +58,7 @@ class Ahead:
         with unheard():
             self.pool = context.Pool(jobs, _quiet, (self._begun,))
         self.waiting: dict[tuple[str, str], tuple[int, Any]] = {}
-        self._numbers, self._pids = count(), dict[int, int]()  # of what was submitted, and who compiles it
+        self._numbers, self._pids = count(), dict[int, int]()  # numbers of submissions, and which process compiles each
 
     def submit(self, found: Sequence[Candidate]) -> None:
         """Begin to compile these."""
@@ -82,13 +83,13 @@ class Ahead:
 
         if pid and not waited(over, pid, COMPILE_S):
             with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)  # the pool makes another
+                os.kill(pid, signal.SIGKILL)  # the pool starts another process
             return Prepared("compile", f"took more than {COMPILE_S:.0f} s")
-        pending.wait(1.0)  # it may have answered and ended
+        pending.wait(1.0)  # the process may have answered and ended
         return pending.get() if pending.ready() else Prepared("compile", "killed the compiler")
 
     def _compiler(self, number: int, pending: Any) -> int:
-        """The process that has begun to compile what was submitted under this number; 0 where none ever does."""
+        """The number of the process that has begun to compile a submission; 0 if none ever does."""
         end = time.monotonic() + BEGIN_S
         while not pending.ready() and number not in self._pids and time.monotonic() < end:
             pending.wait(LOOK_S)
@@ -111,7 +112,7 @@ def _prepare(number: int, kernel: Kernel, fill: bool) -> Prepared:
 
 
 def prepare(kernel: Kernel, fill: bool) -> Prepared:
-    """Compile all that a kernel launches; in a process of its own."""
+    """Compile all that a kernel launches; runs in a compiling process."""
     try:
         from convgen.kernels.facts import facts, launches
 
@@ -140,7 +141,7 @@ def _fill(kernel: Kernel) -> None:
 
 
 class _NoDevice:
-    """In Triton's place for a driver: compiles for a target that this process does not use."""
+    """Stands in the place of Triton's driver, for a target that this process does not use."""
 
     def __init__(self, target: Target) -> None:
         from triton.backends.compiler import GPUTarget
@@ -165,11 +166,11 @@ def _driven(target: Target) -> None:
     runtime.driver.set_active(_NoDevice(target))
 
 
-_begun: list[SimpleQueue[tuple[int, int]]] = []  # of a compiling process: where it says what it begins
+_begun: list[SimpleQueue[tuple[int, int]]] = []  # in a compiling process, the queue to which it says what it begins
 
 
 def _quiet(begun: SimpleQueue[tuple[int, int]]) -> None:
-    """A compiling process says nothing (its failures are returned) and leaves an interrupt to its parent."""
+    """Set up a compiling process: it prints nothing, as failures are returned, and leaves interrupts to its parent."""
     _begun.append(begun)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     null = os.open(os.devnull, os.O_WRONLY)

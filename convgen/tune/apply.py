@@ -1,4 +1,4 @@
-"""From measured kernels to what is compiled with them, and what is said of those that there are none for."""
+"""Puts measured kernels into what is compiled, with remarks on problems for which there are none."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from convgen.network_compiler import CompiledNetwork
 
 
-SHOWN = 3  # remarks of one kind
+SHOWN = 3  # the most remarks of one kind
 
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """What was found for a phase of a layer, or of a network's row."""
+    """The kernel that was found for a phase of a layer, or of a network's row."""
 
     layer: str
     phase: str
@@ -99,7 +99,8 @@ def with_measured_networks(compiled: Sequence[CompiledNetwork]) -> tuple[list[Co
 
 
 def _remarks(looked: Sequence[Looked], known: dict[Target, Remembered]) -> list[str]:
-    """What is not measured, in a line; stale entries, a line each for a few. Nothing for a CPU that was never tuned."""
+    """The remarks: a line on problems that weren't measured, and a line each for a few stale entries. None for a CPU
+    that was never tuned."""
     lines: list[str] = []
     for memory in known.values():
         stale = list(memory.stale.items())

@@ -1,7 +1,7 @@
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
 # (triton and parts of torch have no types)
-"""ATen's ways to a problem's result: what kernels are compared with."""
+"""ATen's ways to a problem's result, with which kernels are compared."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ FORMATS = ("channels_last", "contiguous")
 
 @contextmanager
 def accuracy(dtype: str) -> Generator[None]:
-    """cuDNN with benchmark mode, and cuBLAS, at the accuracy of a type: TF32 only in tfloat32.
+    """A context in which cuDNN, in benchmark mode, and cuBLAS have the accuracy of a type: TF32 only in tfloat32.
 
-    By the older flags, which can't be read where the newer fp32_precision was set otherwise; tuning does not. ATen's
-    error is recorded beside convgen's.
+    It sets the older flags, which can't be read where the newer fp32_precision was set otherwise; tuning doesn't set
+    that. ATen's error is recorded beside convgen's.
     """
     tf32, matmul = dtype == "tfloat32", torch.backends.cuda.matmul
     before = matmul.allow_tf32, matmul.allow_bf16_reduced_precision_reduction
@@ -36,12 +36,12 @@ def accuracy(dtype: str) -> Generator[None]:
 
 
 def pads_alike(p: Problem) -> bool:
-    """Whether ATen, which pads both sides alike, can without padding by hand."""
+    """Whether ATen, which pads both sides alike, can do the problem without padding by hand."""
     return all(d.below >= 0 and 0 <= d.below - hi < d.stride for d, hi in zip(p.dims, above(p), strict=True))
 
 
 def aten_calls(p: Problem, bias: Tensor | None = None) -> dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]]:
-    """From x, w, dy to the result: the convolution, and a matrix product where that is the same."""
+    """ATen's calls from x, w, dy to the result: the convolution, and a matrix product where that is the same."""
     calls = {"convolution": aten_convolution(p, bias)}
     if p.is_pointwise and p.groups == 1 and bias is None:
         calls["matmul"] = aten_matmul(p)
@@ -70,7 +70,7 @@ def aten_convolution(p: Problem, bias: Tensor | None = None) -> Callable[[Tensor
         wide = back(dy, like, w, None, *rest, [True, False, False])[0]
         if min(both) < 0:
             return pad(wide, [-n for n in both])
-        return wide[(..., *(slice(d.below, d.below + d.x) for d in p.dims))]  # a view: as cheap as can be
+        return wide[(..., *(slice(d.below, d.below + d.x) for d in p.dims))]  # a view, which costs nothing
 
     def backward_filter(x: Tensor, w: Tensor, dy: Tensor) -> Tensor:
         return back(dy, x if alike else pad(x, both), w, None, *rest, [False, True, False])[1]
@@ -79,14 +79,15 @@ def aten_convolution(p: Problem, bias: Tensor | None = None) -> Callable[[Tensor
 
 
 def aten_matmul(p: Problem) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """1x1, stride 1: pixels by channels where channels are last, else channels by pixels for each sample."""
+    """The matrix product for 1x1 at stride 1: pixels by channels where channels are last, else channels by pixels for
+    each sample."""
 
     def rows(t: Tensor) -> Tensor:
         return t.movedim(1, -1).reshape(-1, t.shape[1])
 
     def run(x: Tensor, w: Tensor, dy: Tensor) -> Tensor:
         weight, last = w.flatten(1), x.movedim(1, -1).is_contiguous() and dy.movedim(1, -1).is_contiguous()
-        if p.phase == "backward_filter":  # contiguous: of each sample, and their sum
+        if p.phase == "backward_filter":  # contiguous: a product for each sample, then their sum
             product = rows(dy).T @ rows(x) if last else (dy.flatten(2) @ x.flatten(2).mT).sum(0)
             return product.view(w.shape)
         read, matrix = (x, weight.T) if p.phase == "forward" else (dy, weight)
@@ -99,7 +100,7 @@ def aten_matmul(p: Problem) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
 
 
 def aten_variants(work: Operands) -> dict[str, tuple[bool, Callable[[], Tensor]]]:
-    """ATen's calls by label: whether channels are last, and the call with what it copies of parts, before and after."""
+    """ATen's calls by label: whether channels are last, and the call with the copies of parts before and after it."""
     p = work.problem
     name, parts = result_of(p)
 
@@ -124,5 +125,5 @@ def aten_variants(work: Operands) -> dict[str, tuple[bool, Callable[[], Tensor]]
 
 
 def empty_like_whole(pieces: Tensor, shape: tuple[int, ...], last: bool) -> Tensor:
-    """A tensor that parts are unpacked to; zeros, since ATen may look at it where it is no operand."""
+    """A tensor of zeros to which parts are unpacked; ATen may read it even where it is no operand."""
     return logical(torch.zeros(math.prod(shape), dtype=pieces.dtype, device=pieces.device), shape, last)[0]

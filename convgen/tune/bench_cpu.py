@@ -1,11 +1,12 @@
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
 # (parts of torch have no types)
-"""What measures on a CPU: a kernel as its module calls it, checked in every call; the module itself, tuned and not.
+"""The bench of a CPU: it measures kernels as their modules call them, checks every call, and measures modules, tuned
+and not.
 
-Where one thread works, time is what the process ran (CPU time), so that others' work is not counted. Every call has
-operands of its own (rotation.py), is timed alone, and its result, the operands, what lies around them, and the process
-(settings.py) are looked at before the next one.
+With one thread, time is the process's CPU time, so that others' work does not count. Every call has operands of its own
+(rotation.py) and is timed alone; its result, the operands, the memory around them, and the process (settings.py) are
+checked before the next call.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ from convgen.tune.rounds import Length, Racer, run
 from convgen.tune.settings import Settings
 
 ATEN = "ATen"
-SLOW = 4.0  # times the best: what takes longer is timed once
-TRIES = 6  # calls of a candidate on its own
-RAN_S = 6.0  # a race runs about so long at most
-RETAKES = 2  # of a call that was interrupted
-LAP_S = 1e-3  # of a round, at least, unless that takes more than MOST_CALLS
+SLOW = 4.0  # a call that takes longer than so many times the best is timed once
+TRIES = 6  # how often a candidate is called on its own
+RAN_S = 6.0  # the most seconds, about, that a race runs
+RETAKES = 2  # how often a call that was interrupted is made again
+LAP_S = 1e-3  # the least seconds of a lap, unless that takes more than MOST_CALLS
 MOST_CALLS = 8
-AS_ATEN, MUCH = 2.0, 20.0  # times ATen's error that a kernel may have; times the usual one that ATen's may be
-FLOOR = 0.8  # of a launch's least time: what takes less computes nothing
+AS_ATEN, MUCH = 2.0, 20.0  # a kernel's error may be so many times ATen's; ATen's so many times the usual one
+FLOOR = 0.8  # a call that takes less than this share of a launch's least time computes nothing
 Call = Callable[[Set, Any], object]
 
 
 class Alone:
-    """The transport of a rank that has no others: modules want one, and never use it."""
+    """The transport of a rank without others: modules want one, and never use it."""
 
     rank, size = 0, 1
 
@@ -50,7 +51,7 @@ class Entered:
     """A call that is timed, and the largest error of its results.
 
     Attributes:
-        before: what is not timed; `run` is given what it returns.
+        before: runs untimed before each call; `run` gets what it returns.
     """
 
     def __init__(self, label: str, run: Call, before: Callable[[Set], object] | None = None) -> None:
@@ -61,7 +62,7 @@ class CpuBench:
     """One problem at a time, on this CPU.
 
     Args:
-        threads: that torch computes with.
+        threads: how many torch computes with.
     """
 
     def __init__(self, threads: int) -> None:
@@ -69,10 +70,10 @@ class CpuBench:
         self.floor_us: float = min(self._least() for _ in range(3))
 
     def open(self, problem: Problem, text: str, seed: int) -> dict[str, Any]:
-        """Operands of a problem, and ATen's time in its module.
+        """Make operands of a problem, and time ATen in its module.
 
         Args:
-            text: of the module of one rank that was not tuned.
+            text: that of the untuned module of one rank.
         """
         self.problem, self.text = problem, text
         usual = TOLERANCE[problem.dtype]
@@ -81,7 +82,7 @@ class CpuBench:
         with accuracy(problem.dtype):
             aten = self._entered(ATEN, "")
             least = min(self._timed(aten) for _ in range(TRIES))
-        self.most = self.rotation.most = max(usual, AS_ATEN * aten.error)  # long sums round more than usual
+        self.most = self.rotation.most = max(usual, AS_ATEN * aten.error)  # long sums have larger errors than usual
         return {"aten_us": {ATEN: least * 1e6}, "error": aten.error}
 
     def attempt(self, label: str, text: str, best_us: float) -> dict[str, Any]:
@@ -90,7 +91,7 @@ class CpuBench:
         try:
             with accuracy(self.problem.dtype):
                 one = self._entered(label, text)
-                times = [self._timed(one), self._timed(one)]  # the first makes what is kept for all later ones
+                times = [self._timed(one), self._timed(one)]  # the first call makes what later ones reuse
                 while len(times) < TRIES and min(times) * 1e6 <= SLOW * best_us:
                     times.append(self._timed(one))
                 self._refuse_too_fast(min(times) * 1e6)
@@ -107,7 +108,7 @@ class CpuBench:
         calls: int = 0,
         gains: Sequence[float] = (),
     ) -> dict[str, Any]:
-        """Kernels and ATen in turn, round by round, on operands of their own; how long is said by rounds.Length.
+        """Race kernels and ATen, in turn, round by round, on other operands; rounds.Length says how long.
 
         Returns:
             label -> laps (microseconds of a call in each round) and error; or cause and what was said. ATen's too.
@@ -125,10 +126,10 @@ class CpuBench:
             return found | self._raced(racing, rounds, seconds, calls, gains)
 
     def module(self, tuned: str, rounds: int, seed: int, seconds: float, gains: Sequence[float] = ()) -> dict[str, Any]:
-        """The module with a kernel and the one without in turn: its forward pass, or its backward pass as a whole.
+        """Race the module with a kernel and the one without: their forward passes, or their whole backward passes.
 
         Args:
-            tuned: the text of the module that has the kernel.
+            tuned: the text of the module with the kernel.
         """
         self.settings.begin()
         self.rotation = Rotation(self.problem, seed, self.most)
@@ -137,7 +138,7 @@ class CpuBench:
             return self._raced(racing, rounds, seconds, 0, gains)
 
     def ceilings(self, dtypes: tuple[str, ...]) -> dict[str, Any]:
-        """What the device reaches in these types, and the least time of a launch."""
+        """The device's ceilings in these types, and the least time of a launch."""
         found = ceilings(self.clock, dtypes, size=1024, elements=1 << 24)
         return {n: found[n] for n in ("flops_per_s", "bytes_per_s")} | {"floor_us": self._least()}
 
@@ -151,7 +152,7 @@ class CpuBench:
         return min(floor.laps)
 
     def _entered(self, label: str, text: str) -> Entered:
-        """A phase's call as the module makes it, tried once; ATen's plain one where there is no text."""
+        """A phase's call as the module makes it, tried once; without a text, ATen's plain call."""
         module, p = load_text(self.text), self.problem
         way = getattr(load_text(text), p.phase) if text else None
         convolve, shape = getattr(module, f"conv_{p.phase}"), self.rotation.base.shapes[result_of(p)[0]]
@@ -170,9 +171,10 @@ class CpuBench:
         return one
 
     def _timed(self, racer: Entered) -> float:
-        """Seconds of a call; whatever it did is looked at. Raises what is wrong with it.
+        """Seconds of a call, whose effects are checked. Raises what is wrong with it.
 
-        One that was interrupted is made again, a few times: what comes back to a core finds its caches cold.
+        A call that was interrupted is made again, a few times: a process that comes back to a core finds its caches
+        cold.
         """
         found = math.inf
         for _ in range(1 + RETAKES):
@@ -196,7 +198,7 @@ class CpuBench:
     def _raced(
         self, entered: Sequence[Entered], rounds: int, seconds: float, calls: int, gains: Sequence[float]
     ) -> dict[str, Any]:
-        """Their race: records by label. The first is what the others are compared with."""
+        """Race these calls; records by label. The others are compared with the first."""
         racing = [Racer(one.label, partial(self._timed, one)) for one in entered]
         for r in racing:
             try:
@@ -222,7 +224,7 @@ class CpuBench:
 
 
 def said_of(failure: Exception) -> dict[str, str]:
-    """The cause, and what an exception says."""
+    """The cause of a failure, and what its exception says."""
     text = " ".join(str(failure).split())
     return {
         "cause": "wrong" if isinstance(failure, Wrong) else "error",
@@ -231,7 +233,7 @@ def said_of(failure: Exception) -> dict[str, str]:
 
 
 def _passes(label: str, text: str, p: Problem) -> Entered:
-    """What a module makes of one set, with what autograd does around it."""
+    """A module's whole pass over a set of operands, with what autograd does around it."""
     module = load_text(text)
     mesh = module.init_mesh(transport=Alone())
 

@@ -1,4 +1,5 @@
-"""What measures on a GPU: kernels on operands with NaN around them, as graphs if launches can be captured, and ATen."""
+"""The bench of a GPU: it measures kernels on operands with NaN around them, as graphs if launches can be captured, and
+ATen."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from convgen.tune.floor import floor_launch
 from convgen.tune.intervals import LEAST
 from convgen.tune.operands import Operands
 
-ROUNDS = 5  # of a candidate on its own
+ROUNDS = 5  # how many rounds a candidate has on its own
 
 
 class GpuBench:
@@ -25,7 +26,7 @@ class GpuBench:
         self.clock = clock
 
     def open(self, problem: Problem, text: str, seed: int) -> dict[str, Any]:
-        """Operands of a problem, and ATen's time by a few launches; a GPU's module is not run (`text`)."""
+        """Make operands of a problem, and time ATen by a few launches; a GPU's module (`text`) is not run."""
         self.clock.tidy()
         self.problem, self.work = problem, Operands(problem, self.clock.device, seed)
         with accuracy(problem.dtype):
@@ -75,13 +76,13 @@ class GpuBench:
         calls: int = 0,
         gains: Sequence[float] = (),
     ) -> dict[str, Any]:
-        """Check kernels on other operands, and time those that are right and ATen in turn; fewer rounds, but not fewer
-        than LEAST, where they would take longer than `seconds`. A GPU's times don't depend on others' work, so
-        that the rounds are as many as asked for, whatever they leave open.
+        """Check kernels on other operands, and race those that are right and ATen. There are as many rounds as asked
+        for, whatever they leave open, as a GPU's times don't depend on others' work; fewer, but at least LEAST, if they
+        would take longer than `seconds`.
 
         Returns:
             label -> laps (microseconds of a launch in each round) and error; or cause and what was said. Under ATen's
-            name the best of its ways; none where ATen has none.
+            name is the best of its ways; ATen is left out if it has none.
         """
         found: dict[str, Any] = {}
         self.work = Operands(self.problem, self.clock.device, seed)
@@ -100,7 +101,7 @@ class GpuBench:
                 e.prepare(self.clock)
             lap = sum(e.launches * e.estimate for e in racing)
             race(racing, self.clock, max(LEAST, min(rounds, int(seconds / max(lap, 1e-9)))))
-            for e in ours:  # what was right before the race has to be right after it
+            for e in ours:  # a kernel that was right before the race must be right after it
                 try:
                     bind(self.work, self.problem, dict(kernels)[e.label]).check()
                 except Exception as failure:
@@ -113,7 +114,7 @@ class GpuBench:
         return found
 
     def ceilings(self, dtypes: tuple[str, ...]) -> dict[str, Any]:
-        """What the device reaches, in all types on a GPU, and the least time of a launch."""
+        """The device's ceilings, in all types on a GPU, and the least time of a launch."""
         floor = Entrant("floor", floor_launch(self.clock.device, 256))
         found = ceilings(self.clock)
         floor.run()
@@ -123,7 +124,7 @@ class GpuBench:
         return {n: found[n] for n in ("flops_per_s", "bytes_per_s")} | {"floor_us": min(floor.laps)}
 
     def _failed(self, failure: Exception) -> dict[str, Any]:
-        """What a candidate's exception says; where the device is lost with it, the process ends."""
+        """The record of a candidate's exception; if the device is lost with it, the process ends."""
         if not self.clock.alive():
             os._exit(70)
         return said_of(failure)

@@ -24,7 +24,7 @@ class Bound:
 
     Attributes:
         run: the call that is timed.
-        check: run it on a poisoned result; the error. Raises Wrong.
+        check: runs it on a result full of NaN and gives the error. Raises Wrong.
     """
 
     run: Call
@@ -32,7 +32,7 @@ class Bound:
 
 
 def bind(work: Operands, p: Problem, text: str) -> Bound:
-    """A kernel's module of a GPU."""
+    """A GPU kernel's module, bound to operands."""
     module, last = load_text(text), p.channels_last
     rows = (tuple(d.x for d in p.dims), tuple(d.y for d in p.dims), tuple(d.below for d in p.dims))
     sizes = module.Sizes(p.batch, *rows, p.channels, p.filters, p.groups)

@@ -18,7 +18,7 @@ from convgen.tune.model import modelled_us
 
 @dataclass(frozen=True)
 class Candidate:
-    """A configuration of a problem, and the module that it prints.
+    """A configuration of a problem, with the module that it prints.
 
     Attributes:
         given: the module's text, where it is not printed from the templates.
@@ -47,7 +47,7 @@ class Candidate:
 
 
 def digest(text: str) -> str:
-    """Twelve digits by which a printed kernel is known again."""
+    """Twelve digits by which a printed kernel is recognised."""
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

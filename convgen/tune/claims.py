@@ -1,6 +1,6 @@
-"""Who tunes what, beside a database: tuners that run at the same time share the work instead of doing it twice.
+"""Claims on problems, beside a database: tuners that run at the same time share the work instead of doing it twice.
 
-A claim is a process's, on a machine, and ends with it.
+A claim belongs to a process on a machine, and ends with the process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from filelock import FileLock
 from convgen.spec.text import open_bytes
 from convgen.tune.database import LOCK_S, replace_text
 
-ELSEWHERE_S = 3600.0  # a claim of another machine's process, which we can't see
+ELSEWHERE_S = 3600.0  # how long a claim of another machine's process holds, as we can't see the process
 
 
 class Claims:
@@ -45,7 +45,7 @@ class Claims:
             self._write(there)
 
     def _read(self) -> dict[str, list[Any]]:
-        """Claims that hold."""
+        """The claims that still hold."""
         try:
             found: Any = json.loads(open_bytes(self.path, -1))
             claims = cast("dict[str, list[Any]]", dict(found))

@@ -1,4 +1,4 @@
-"""Times: laps on a device, races of several calls in turn, and what the device reaches at most."""
+"""Timing: laps on a device, races of several calls in turn, and the device's ceilings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Call = Callable[[], object]
 
 
 class Clock(Protocol):
-    """What times calls on a device."""
+    """A clock that times calls on a device."""
 
     @property
     def device(self) -> str: ...
@@ -37,8 +37,8 @@ class Clock(Protocol):
 class CpuClock:
     """Time of calls on the CPU, with a given number of threads.
 
-    Where one thread works it is what the process ran, helpers of its own included: others' work does not count. Several
-    threads wait for each other, running, so that only the clock on the wall says how long they took.
+    With one thread it is the time that the process ran, its own helpers included, so others' work does not count.
+    Several threads keep running while they wait for each other, so only wall time says how long they took.
     """
 
     device = "cpu"
@@ -55,7 +55,7 @@ class CpuClock:
         return True
 
     def now(self) -> float:
-        """Seconds since some moment."""
+        """Seconds since some fixed moment."""
         return time.process_time() if self.threads == 1 else time.perf_counter()
 
     def lap(self, replays: Sequence[Call]) -> list[float]:
@@ -68,7 +68,7 @@ class CpuClock:
         return found
 
     def capture(self, run: Call, launches: int) -> tuple[Call, bool]:
-        """So many calls as one; there is nothing to capture."""
+        """So many calls as one, in a loop: a CPU has nothing to capture."""
 
         def loop() -> None:
             for _ in range(launches):
@@ -84,7 +84,8 @@ class CudaClock:
 
     @cached_property
     def stream(self) -> Any:
-        """Where launches are captured; one, since memory is kept a stream."""
+        """The stream on which launches are captured; it is always the same one, as torch keeps memory for each
+        stream."""
         return torch.cuda.Stream()
 
     def tidy(self) -> None:
@@ -139,7 +140,8 @@ class CudaClock:
 
 @contextmanager
 def own_counters() -> Generator[None]:
-    """What is captured meanwhile clears counters of programs that share a tile once, as a module's graph does."""
+    """A context: launches captured in it clear the counters of programs that share a tile once, as a module's graph
+    does."""
     shared: dict[str, Any] = sys.modules.setdefault("_convgen_shared", ModuleType("_convgen_shared")).__dict__
     counters = shared.setdefault("counters", {})
     counters["graph"] = {}
@@ -151,10 +153,10 @@ def own_counters() -> Generator[None]:
 
 @dataclass
 class Entrant:
-    """What is timed: its call, what is recorded of it, and its launches once they are captured.
+    """An entrant of a race: its call, its records, and its launches once they are captured.
 
     Attributes:
-        laps: microseconds of a launch in each round of a race.
+        laps: for each round of a race, microseconds of a launch.
     """
 
     label: str
@@ -181,7 +183,8 @@ class Entrant:
 
 
 def race(entrants: Sequence[Entrant], clock: Clock, rounds: int = ROUNDS) -> None:
-    """Replay all in turn, round by round, beginning with another each time; median, p20 and p80 of a launch.
+    """Replay all entrants in turn, round by round, beginning with another each time; record a launch's median, p20 and
+    p80.
 
     Two rounds at least: percentiles want them.
     """
@@ -204,7 +207,7 @@ def race(entrants: Sequence[Entrant], clock: Clock, rounds: int = ROUNDS) -> Non
 def ceilings(
     clock: Clock, dtypes: Sequence[str] = tuple(TORCH_DTYPES), *, size: int = 8192, elements: int = 1 << 28
 ) -> dict[str, Any]:
-    """What the device reaches: flop/s of a matrix product in each type, and bytes/s, read and written, of a copy.
+    """The device's ceilings: flop/s of a matrix product in each type, and bytes/s, read and written, of a copy.
 
     On a GPU float32 has the better of IEEE products and a third of TF32's: three of those give its accuracy.
     """
@@ -218,7 +221,7 @@ def ceilings(
             return entrant.estimate
         entrant.prepare(clock)
         race([entrant], clock, 9)
-        return min(entrant.laps) / 1e6  # at most: whatever else the machine does is not the device's
+        return min(entrant.laps) / 1e6  # the fastest lap: other laps have what else the machine did
 
     for dtype in dtypes:
         # Some CPUs have no products of float16: a small one is slow enough.

@@ -1,7 +1,8 @@
 """Measured kernels by device: `tuning/devices/NAME.json`, and the user's own beside it in the cache folder.
 
-One file a device, one line an entry, sorted, so that a change is read as a diff. Written whole or not at all, under a
-lock, onto what is there by then: tuners that run at the same time keep each other's entries.
+There is a file for each device, with a line for each entry, sorted, so that a change reads as a diff. A file is written
+whole or not at all, under a lock, together with what is there by then: tuners that run at the same time keep each
+other's entries.
 """
 
 from __future__ import annotations
@@ -64,19 +65,19 @@ class Entry(_Form):
     """The fastest correct kernel that was found for a problem.
 
     Attributes:
-        kernel: family and configuration.
+        kernel: its family and configuration.
         ms, p20, p80: median, and 20th and 80th percentile, of a race against ATen and the runners-up.
         aten_ms: ATen's median in the same race; None where ATen can't do the problem. ratio: that over ms.
-        gain: ATen's time over the kernel's in paired rounds: median, and what it lies between in all sittings; of the
-            best kernel where ATen's plain call stays. None in entries of older files.
-        module: the untuned module's time over the tuned one's, likewise; None where it was not run.
-        doubt: why it is not sure; then it is measured again next time. Empty where it is.
-        share: of the roofline: the time that flops, bytes or a launch take at least, over ms.
-        bound: which of these it is.
+        gain: ATen's time over the kernel's in paired rounds, or over the best kernel's if ATen's plain call stays:
+            median, and the ends of its interval over all sittings. None in entries of older files.
+        module: the untuned module's time over the tuned one's, likewise; None if it was not run.
+        doubt: why the entry is not sure, so that it is measured again next time; empty if it is sure.
+        share: the share of the roofline: the least time that flops, bytes or a launch take, over ms.
+        bound: which of these bounds it.
         error: largest error over the largest |result|, against float64.
-        tried: configurations measured; of: those that are legal.
-        effort: that the search was made with.
-        versions: of the packages that the time depends on.
+        tried: how many configurations were measured; of: how many are legal.
+        effort: the search's.
+        versions: those of the packages on which the time depends.
         source: the digest of the kernel as it was printed.
     """
 
@@ -109,14 +110,14 @@ class Entry(_Form):
 
 
 class Ceilings(_Form):
-    """What a device reaches: products in each type, bytes read and written, the least time of a launch."""
+    """A device's ceilings: products in each type, bytes read and written, and the least time of a launch."""
 
     flops_per_s: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]]
     bytes_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     floor_us: Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
     def best(self, other: Ceilings | None) -> Ceilings:
-        """Of two measurements: what a busy machine reached is no ceiling."""
+        """The better of two measurements in each number: what a busy machine reached is no ceiling."""
         if other is None:
             return self
         dtypes = {**self.flops_per_s, **other.flops_per_s}
@@ -131,7 +132,7 @@ class Database(_Form):
     """A device's file.
 
     Attributes:
-        ceilings: the best that was measured.
+        ceilings: the best that were measured.
     """
 
     format: Literal[1] = FORMAT
@@ -141,7 +142,7 @@ class Database(_Form):
     entries: dict[str, Entry] = {}
 
     def text(self) -> str:
-        """The file: the same entries give the same bytes."""
+        """The file's text; the same entries give the same bytes."""
         head = {"format": self.format, "device": self.device, "target": self.target}
         lines = [f" {json.dumps(k)}: {json.dumps(v)}" for k, v in head.items()]
         ceilings = None if self.ceilings is None else self.ceilings.model_dump()
@@ -178,7 +179,7 @@ def read_database(path: Path) -> Database | None:
         raise _refused(path, error.lineno, f"is no JSON: {error.msg} at column {error.colno}") from None
     except TwiceError as error:
         raise _refused(path, _line(text, error.args[0], last=True), f"has {error.args[0]} twice") from None
-    except (ValueError, RecursionError) as error:  # numbers of thousands of digits, brackets in brackets
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits, or too many nested brackets
         raise _refused(path, 0, f"is no table of measured kernels: {error}") from None
     try:
         check_format(cast("dict[str, object]", data).get("format", FORMAT) if isinstance(data, dict) else FORMAT)

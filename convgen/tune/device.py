@@ -1,4 +1,5 @@
-"""What kernels are measured on: the name that results are kept under, and the versions they belong to.
+"""The device on which kernels are measured: the name under which results are kept, and the versions that they belong
+to.
 
 Found without importing torch, since compiling looks its kernels up.
 """
@@ -18,7 +19,7 @@ from convgen.spec.target import Target
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device by its name, which has the number of threads for a CPU; 0 threads on a GPU."""
+    """A device by its name, which for a CPU includes the number of threads; a GPU has 0 threads."""
 
     name: str
     target: str
@@ -26,7 +27,7 @@ class Device:
 
     @property
     def file_name(self) -> str:
-        """Of its database."""
+        """The file name of its database."""
         return re.sub(r"[^A-Za-z0-9.]+", "_", self.name).strip("_") + ".json"
 
 
@@ -48,7 +49,7 @@ def this_cpu(threads: int | None = None) -> Device:
 
 @cache
 def this_gpu_name() -> str:
-    """The GPU of this machine as its driver names it; empty where there is none, or the driver does not say."""
+    """The name of this machine's GPU, from its driver; empty if there is none, or the driver does not say."""
     for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
         for line in path.read_text(encoding="utf-8").splitlines():
             if line.startswith("Model:"):
@@ -57,7 +58,8 @@ def this_gpu_name() -> str:
 
 
 def versions(target: Target) -> dict[str, str]:
-    """Installed packages that a measured time depends on, without local parts (2.13.0 of 2.13.0+cpu)."""
+    """The versions of installed packages on which a measured time depends, without local parts (2.13.0 of
+    2.13.0+cpu)."""
     found: dict[str, str] = {}
     for package in ("torch", "triton") if target.is_gpu else ("torch",):
         try:
@@ -72,5 +74,5 @@ def versions_text(found: dict[str, str]) -> str:
 
 
 def minor(version: str) -> str:
-    """2.13 of 2.13.0."""
+    """A version's first two numbers: 2.13 of 2.13.0."""
     return ".".join(version.split(".")[:2])

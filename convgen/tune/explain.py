@@ -1,4 +1,4 @@
-"""Why a problem has its kernel: what bounds it, who came next, what each parameter was worth, what failed."""
+"""Why a problem has its kernel: its bound, the runners-up, what each parameter was worth, and what failed."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def pick(wanted: Sequence[Wanted], name: str) -> Wanted:
 
 
 def explain_text(one: Wanted, target: Target, device: Device | None, folder: Path | None) -> str:
-    """Several lines. Nothing is measured for them.
+    """The explanation, in several lines. Nothing is measured for it.
 
     Args:
-        folder: of the database; by default the user's, then convgen's own.
+        folder: the database's; by default the user's, then convgen's own.
     """
     p = one.problem
     lines = [f"{one}: {describe(p)}", f"  key       {one.key}"]
@@ -106,7 +106,7 @@ def _why(entry: Entry) -> str:
 
 
 def _surely(entry: Entry) -> list[str]:
-    """Intervals, and the doubt."""
+    """The lines of intervals, and of the doubt."""
     found: list[str] = []
     who = "the best kernel" if entry.kernel.split()[0] == "aten" else "it"
     if entry.gain is not None:
@@ -119,7 +119,7 @@ def _surely(entry: Entry) -> list[str]:
 
 
 def _trials(key: str, device: Device, target: Target) -> list[Trial]:
-    """The last of each configuration, with today's versions."""
+    """The last trial of each configuration, with today's versions."""
     here = versions(target)
     found = {t.kernel: t for t in read_trials(trials_path(device)) if t.key == key and t.versions == here}
     return list(found.values())
@@ -135,7 +135,7 @@ def _runners_up(entry: Entry, trials: Sequence[Trial], rank: dict[str, int]) -> 
 
 
 def _parameters(entry: Entry, trials: Sequence[Trial]) -> list[str]:
-    """What changing one parameter alone did, where that was measured."""
+    """The lines of what changing one parameter alone did, where that was measured."""
     winner = parse_config(entry.kernel)
     own = next((t.us for t in trials if t.kernel == entry.kernel and t.us is not None), None)
     lines: list[str] = []
@@ -149,7 +149,7 @@ def _parameters(entry: Entry, trials: Sequence[Trial]) -> list[str]:
 
 
 def _one_change(a: Config, b: Config) -> str:
-    """`BP 64 -> 128` where that is all the difference."""
+    """The difference of two configurations, as `BP 64 -> 128`, if it is a single one; else None."""
     if a.family != b.family or a.tile.keys() != b.tile.keys():
         return ""
     mine, other = a.as_dict(), b.as_dict()

@@ -24,14 +24,15 @@ def floor_copy(source, target):
 
 
 def floor_launch(device: str, programs: int) -> Call:
-    """An almost empty kernel of so many programs."""
+    """The launch of an almost empty kernel with so many programs."""
     kernel = load_text(FLOOR).floor_copy
     source, target = (torch.zeros(256 * 128, device=device) for _ in range(2))
     return lambda: kernel[(programs,)](source, target, num_warps=4)
 
 
 def grid_class(p: Problem) -> int:
-    """Programs of the launch floor for a problem: tiles of 128x64 elements of its result, up to a power of four."""
+    """How many programs the launch floor for a problem has: tiles of 128x64 elements of its result, rounded up to a
+    power of four."""
     name, _ = result_of(p)
     programs = ceil_div(math.prod(shapes(p)[name]), 128 * 64)
-    return 4 ** max(2, math.ceil(math.log(max(programs, 1), 4) - 1e-9))
+    return 4 ** max(2, math.ceil(math.log(max(programs, 1), 4) - 1e-9))  # 1e-9: a power of four stays one

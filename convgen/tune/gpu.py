@@ -33,7 +33,7 @@ def _target_of(properties: Any) -> Target:
 
 
 def gpu_facts() -> dict[str, str]:
-    """Names and versions that results belong to."""
+    """The names and versions to which results belong."""
     import triton
 
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())

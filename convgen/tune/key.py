@@ -1,8 +1,8 @@
-"""A local problem as text, by which it is found again; and back.
+"""The key of a local problem: the problem as text, and back.
 
     bfloat16 channels_last forward N8 C64 F96 H:14>14 k3 s1 d1 b1 W:14>14 k3 s1 d1 b1 bias parts 2:1 rim 3 G4
 
-Rows of x and of y, kernel, stride, dilation and zero rows below of each dimension; what is usual stays away.
+Each dimension has its rows of x and of y, kernel, stride, dilation and zero rows below; usual values are left out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _KEY = re.compile(
     + r"(?P<bias> bias)?(?: parts (?P<xp>\d+):(?P<yp>\d+))?(?: rim (?P<rim>\d+))?(?: G(?P<g>\d+))?"
 )
 
-LONGEST = 1000  # characters: numbers that Python reads
+LONGEST = 1000  # the most characters of a key, so that Python reads its numbers
 
 
 def key_of(p: Problem) -> str:
@@ -38,7 +38,7 @@ def key_of(p: Problem) -> str:
 
 
 def problem_of(key: str) -> Problem:
-    """The inverse.
+    """The problem of a key, the inverse of `key_of`.
 
     Raises:
         InputError: the text is no problem's.

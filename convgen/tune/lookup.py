@@ -1,4 +1,4 @@
-"""What the compiler takes from the databases: measured kernels, or for want of one the nearest neighbour's."""
+"""The kernels that the compiler takes from the databases: measured ones, or for want of one the nearest neighbour's."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from convgen.tune.device import Device, minor, this_cpu, this_gpu_name, versions
 from convgen.tune.key import key_of, problem_of
 from convgen.tune.search import distance
 
-NEAR = 3.0  # doublings, over all extents, that a neighbour may differ in
+NEAR = 3.0  # a neighbour may differ by so many doublings, over all extents together
 How = Literal["measured", "neighbour", "default"]
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A problem's kernel, and where it comes from.
+    """A problem's kernel, and its origin.
 
     Attributes:
-        said: of which device, of which neighbour, or why there is none.
-        doubt: of a measured one: why it is not sure.
+        said: from which device and which neighbour it is, or why there is none.
+        doubt: for a measured kernel, why it is not sure.
     """
 
     config: Config | None
@@ -42,12 +42,12 @@ class Found:
 
 @dataclass
 class Remembered:
-    """A device's entries, the user's before those that convgen ships.
+    """The entries for a device, the user's before those that convgen ships.
 
     Attributes:
-        device: None where none is known for the target.
+        device: None if none is known for the target.
         said: why there is no device.
-        stale: entries that were found and not used: key -> why.
+        stale: by key, why an entry that was found is not used.
     """
 
     target: Target
@@ -60,7 +60,8 @@ class Remembered:
     )
 
     def kernel(self, problems: Sequence[Problem]) -> Found:
-        """The configuration for a step whose problems, one a rank, these are; None where there is no say in it."""
+        """The configuration for a step with these problems, one for each rank; None where the databases say nothing of
+        it."""
         if self.device is None:
             return Found(None, "default", self.said)
         problem = largest(problems)
@@ -73,21 +74,21 @@ class Remembered:
 
     @property
     def identity(self) -> str:
-        """Text of all that what is found depends on."""
+        """A text of everything on which the answers depend."""
         return repr((self.device, versions(self.target), [database for _, database in self.files]))
 
     def measured_s(self, problem: Problem) -> float | None:
-        """Seconds of the fastest kernel of just this problem; None where it was not measured."""
+        """Seconds of the fastest kernel of exactly this problem; None if it was not measured."""
         found = self._entry(key_of(problem))
         return None if found is None else found[1].ms / 1e3
 
     def entries(self, dtype: str) -> list[Entry]:
-        """All that can be used, in one dtype."""
+        """All entries of one dtype that can be used."""
         found = (self._entry(key) for key, problem in self._problems.items() if problem.dtype == dtype)
         return [one[1] for one in found if one is not None]
 
     def ceilings(self) -> Ceilings | None:
-        """The best that was measured of the device."""
+        """The best ceilings that were measured on the device."""
         best: Ceilings | None = None
         for _, database in self.files:
             if database.ceilings is not None:
@@ -96,11 +97,11 @@ class Remembered:
 
     @cached_property
     def _problems(self) -> dict[str, Problem]:
-        """Of all entries."""
+        """The problems of all entries, by key."""
         return {key: problem_of(key) for _, database in self.files for key in database.entries}
 
     def _entry(self, key: str) -> tuple[Problem, Entry, Path] | None:
-        """The first file's entry that is not stale."""
+        """The entry of a key that isn't stale, of the first file that has one."""
         if key not in self._fresh:
             self._fresh[key] = None
             for path, database in self.files:
@@ -120,7 +121,8 @@ class Remembered:
         return made is not None and all(made.refusal(p, self.target) is None for p in problems)
 
     def _nearest(self, problem: Problem, problems: Sequence[Problem]) -> Found | None:
-        """The kernel of the problem that is most alike, as near as this problem's legal configurations come to it."""
+        """The kernel of the most similar measured problem, or the legal configuration of this problem that is nearest
+        to it."""
         apart = ((_apart(other, problem), key) for key, other in self._problems.items() if _alike(other, problem))
         for _, key in sorted(pair for pair in apart if pair[0] <= NEAR):
             known = self._entry(key)
@@ -154,7 +156,7 @@ def stale(entry: Entry, problem: Problem, target: Target) -> str:
 
 
 def _alike(a: Problem, b: Problem) -> bool:
-    """Whether one's configuration can mean something for the other."""
+    """Whether one problem's configuration can mean something for the other."""
     return (
         (a.phase, a.dtype, a.memory_format, len(a.dims), a.is_pointwise, a.groups > 1)
         == (b.phase, b.dtype, b.memory_format, len(b.dims), b.is_pointwise, b.groups > 1)
@@ -164,7 +166,7 @@ def _alike(a: Problem, b: Problem) -> bool:
 
 
 def _apart(a: Problem, b: Problem) -> float:
-    """Doublings between pixels, channels, filters, taps, groups and parts."""
+    """The distance of two problems: doublings between pixels, channels, filters, taps, groups and parts."""
     pairs = (
         (a.pixels, b.pixels), (a.channels, b.channels), (a.filters, b.filters), (a.taps, b.taps), (a.groups, b.groups),
         (a.x_parts, b.x_parts), (a.y_parts, b.y_parts), ((a.rim or 0) + 1, (b.rim or 0) + 1),
@@ -173,7 +175,7 @@ def _apart(a: Problem, b: Problem) -> float:
 
 
 def remembered(wanted: Target) -> Remembered:
-    """What is known for a target on the device that it is compiled for.
+    """The entries for a target on the device for which it is compiled.
 
     Raises:
         InputError: a database is broken.
@@ -197,12 +199,13 @@ def remembered(wanted: Target) -> Remembered:
 
 
 def device_for(target: Target) -> Device | None:
-    """The device whose measurements are compiled for; None where none is known."""
+    """The device whose measurements a target is compiled with; None where none is known."""
     return _find_device(target)[0]
 
 
 def _find_device(target: Target) -> tuple[Device | None, str]:
-    """This machine's; without one of the target's kind the only one that was measured for it."""
+    """This machine's device; if it has none of the target's kind, the only one that was measured for the target; and
+    why there is none."""
     if target.is_cpu:
         return this_cpu(), ""
     known: dict[str, Device] = {}

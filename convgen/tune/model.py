@@ -1,4 +1,5 @@
-"""Modelled time of a configuration: what ranks candidates before any is measured. Rough, never reported as measured.
+"""Modelled time of a configuration, which ranks candidates before any is measured. It is rough, and never reported as
+measured.
 
 On a GPU, convgen/kernels/estimate.py has it. On a CPU, ATen's products, the copies around them, and the calls add up.
 """
@@ -14,12 +15,13 @@ from convgen.kernels.work import whole_bytes, whole_flops
 from convgen.spec.target import Target
 from convgen.tune.database import Ceilings
 
-# Of a CPU: a call through the dispatcher and its threads.
+# Seconds of a call on a CPU, through the dispatcher and its threads.
 CALL_S = 1.2e-5
 
 
 def assumed_ceilings(target: Target) -> Ceilings:
-    """Of a device that none were measured on: tuning/machines, which says where its numbers are from."""
+    """The ceilings of a device on which none were measured, from tuning/machines, which says where its numbers are
+    from."""
     machine = load_machine(target.kind)
     return Ceilings(
         flops_per_s=dict(machine.peak_flops),
@@ -29,7 +31,7 @@ def assumed_ceilings(target: Target) -> Ceilings:
 
 
 def bounds_us(p: Problem, ceilings: Ceilings) -> dict[str, float]:
-    """Microseconds that a launch, the operands' bytes, and the products take at least."""
+    """The least microseconds that a launch, the operands' bytes, and the products take."""
     return {
         "floor": ceilings.floor_us,
         "memory": whole_bytes(p) / ceilings.bytes_per_s * 1e6,
@@ -42,7 +44,7 @@ def modelled_us(p: Problem, config: Config, target: Target, ceilings: Ceilings) 
     if target.is_cpu:
         return _cpu_s(p, config, ceilings) * 1e6
     done = of_gpu(config).work(p, config)
-    if done is None:  # a library's: what bounds it, and copies to another arrangement
+    if done is None:  # a library's kernel: its bounds, and copies to another arrangement
         copies = 2 * whole_bytes(p) / ceilings.bytes_per_s if config.tiles else 0.0
         return max(bounds_us(p, ceilings).values()) / 0.6 + copies * 1e6
     device = estimate.Ceilings(ceilings.flops_per_s[p.dtype], ceilings.bytes_per_s, ceilings.floor_us * 1e-6)

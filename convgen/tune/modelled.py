@@ -1,4 +1,5 @@
-"""Candidates for a target that this machine lacks: the model's order and what compiling says. Nothing is measured."""
+"""Candidates for a target that this machine lacks, by the model's order and by what compiling says. Nothing is
+measured."""
 
 from __future__ import annotations
 
@@ -25,11 +26,11 @@ FACTS = ("registers", "shared_bytes", "matrix_instructions", "widest_global_load
 
 @dataclass(frozen=True)
 class Modelled:
-    """A problem's candidates in the model's order, those that compile well.
+    """A problem's candidates that compile well, in the model's order.
 
     Attributes:
-        found: modelled microseconds, configuration, facts; not measured.
-        of: legal candidates. compiled: of the first so many of them.
+        found: modelled microseconds, configuration and facts of each.
+        of: the number of legal candidates. compiled: how many of the first were compiled.
     """
 
     wanted: Wanted
@@ -50,7 +51,7 @@ def rank_only(
     """Rank every problem's candidates and compile the best, until time is up.
 
     Args:
-        told: after each problem, how many are done, and what was found.
+        told: is called after each problem with how many are done, and what was found.
     """
     end = None if seconds is None else time.monotonic() + seconds
     ahead = Ahead(jobs, fill=False)
@@ -80,7 +81,7 @@ def rank_only(
 
 
 def modelled_table(made: Sequence[Modelled], target: Target) -> Table:
-    """The best few of each problem."""
+    """A table of the best few candidates of each problem."""
     table = Table(
         title=f"{target}: NOT MEASURED, this machine has none. Order of the model, and what compiling says",
         title_justify="left",
@@ -104,7 +105,7 @@ def modelled_table(made: Sequence[Modelled], target: Target) -> Table:
 
 
 def modelled_records(made: Sequence[Modelled], target: Target) -> list[dict[str, Any]]:
-    """What --json prints: `measured` is false, and there is no `ms`."""
+    """The records that --json prints: `measured` is false, and there is no `ms`."""
     return [
         {
             "problem": m.wanted.key,

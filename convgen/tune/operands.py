@@ -16,17 +16,17 @@ from convgen.errors import InputError
 from convgen.kernels.problem import Problem
 from convgen.kernels.torch_types import TORCH_DTYPES
 
-# Largest error over the largest |result|. float32's is that of a sum's order, the others' that of rounding once.
+# The largest error allowed over the largest |result|: for float32 that of a sum's order, else that of rounding once.
 TOLERANCE = {"float64": 1e-13, "float32": 1e-5, "tfloat32": 2.0**-9, "bfloat16": 2.0**-7, "float16": 2.0**-9}
 GUARD = 64  # elements of NaN before and behind an operand; a multiple of 16 bytes
 
 
 class Wrong(RuntimeError):
-    """A result that is not the convolution's."""
+    """A kernel's result, or what it did to memory or the process, is wrong."""
 
 
 def shapes(p: Problem) -> dict[str, tuple[int, ...]]:
-    """Logical shapes: N C rows, F C taps, N F rows; parts are side by side."""
+    """The logical shapes of x, w and y: N C rows, F C taps, N F rows; parts are side by side."""
     channels, filters = p.channels * p.x_parts, p.filters * p.y_parts
     return {
         "x": (p.batch, p.groups * channels, *(d.x for d in p.dims)),
@@ -36,12 +36,12 @@ def shapes(p: Problem) -> dict[str, tuple[int, ...]]:
 
 
 def result_of(p: Problem) -> tuple[str, int]:
-    """The operand that the result is like, and its parts."""
+    """The operand in whose shape the result is, and its number of parts."""
     return {"forward": ("dy", p.y_parts), "backward_data": ("x", p.x_parts), "backward_filter": ("w", 1)}[p.phase]
 
 
 def logical(flat: Tensor, shape: tuple[int, ...], last: bool, parts: int = 1) -> Tensor:
-    """Parts, N, C, rows of elements in memory order: a view. `shape` is the whole's, without parts."""
+    """A view of flat elements as parts, N, C, rows. `shape` is the whole's, without parts."""
     n, c, *rows = shape
     if last:
         return flat.view(parts, n, *rows, c // parts).movedim(-1, 2)
@@ -49,17 +49,17 @@ def logical(flat: Tensor, shape: tuple[int, ...], last: bool, parts: int = 1) ->
 
 
 def side_by_side(whole: Tensor, parts: int) -> Tensor:
-    """The same dimensions as `logical` gives, of an ordinary tensor: a view."""
+    """A view of an ordinary tensor in the dimensions that `logical` gives."""
     return whole.unflatten(1, (parts, whole.shape[1] // parts)).movedim(1, 0)
 
 
 def above(p: Problem) -> list[int]:
-    """Zero rows above x's last one, a dimension."""
+    """How many zero rows are above x's last row, in each dimension."""
     return [(d.y - 1) * d.stride + d.dilation * (d.kernel - 1) + 1 - d.below - d.x for d in p.dims]
 
 
 def sides(p: Problem) -> list[int]:
-    """Both paddings as torch.nn.functional.pad wants them."""
+    """The paddings of both sides as torch.nn.functional.pad takes them."""
     return [n for d, hi in reversed(list(zip(p.dims, above(p), strict=True))) for n in (d.below, hi)]
 
 
@@ -100,11 +100,11 @@ class Operands:
             return torch.autograd.grad(y, x if p.phase == "backward_data" else w, dy)[0]
 
     def parts(self, name: str) -> int:
-        """In how many parts an operand lies."""
+        """The number of parts in which an operand lies."""
         return {"x": self.problem.x_parts, "dy": self.problem.y_parts}.get(name, 1)
 
     def flat(self, name: str, last: bool) -> Tensor:
-        """An operand's elements as they lie in memory; made once a format."""
+        """An operand's elements in memory order; made once for each memory format."""
         if (name, last) not in self._flat:
             given = self.given[name]
             flat = self.poisoned(given.numel())[GUARD:-GUARD]
@@ -116,12 +116,12 @@ class Operands:
         return self._flat[name, last]
 
     def poisoned(self, elements: int) -> Tensor:
-        """NaN: so many elements, and guards around them."""
+        """A tensor of NaN: so many elements, and guards around them."""
         return torch.full((elements + 2 * GUARD,), math.nan, dtype=TORCH_DTYPES[self.problem.dtype], device=self.device)
 
     @cached_property
     def whole(self) -> Tensor:
-        """What results are written to, guards included."""
+        """The memory to which results are written, guards included."""
         return self.poisoned(math.prod(self.shapes[result_of(self.problem)[0]]))
 
     @property
@@ -134,7 +134,7 @@ class Operands:
         return logical(self.out, self.shapes[name], last, parts)
 
     def error(self, result: Tensor) -> float:
-        """Largest error over the largest |result|; NaN where the result has one. Of an ordinary tensor, or parts."""
+        """The largest error over the largest |result|, of an ordinary tensor or of parts; NaN if the result has one."""
         wanted = self.reference
         if result.dim() > wanted.dim():
             wanted = side_by_side(wanted, result.shape[0])
@@ -143,21 +143,21 @@ class Operands:
         return float((result.double() - wanted).abs().max()) / self.scale if wanted.numel() else 0.0
 
     def check_error(self, result: Tensor) -> float:
-        """The error, where it is one of rounding. Raises Wrong."""
+        """The error of the result. Raises Wrong: it is more than rounding explains."""
         error, most = self.error(result), TOLERANCE[self.problem.dtype]
         if not error <= most:
             raise Wrong(f"error {error:.2e} of the largest |result|, at most {most:.1e}")
         return error
 
     def check_guards(self) -> None:
-        """Raises Wrong where something lies behind or before the result."""
+        """Check the guards. Raises Wrong: something was written before or behind the result."""
         if not (self.whole[:GUARD].isnan().all() and self.whole[-GUARD:].isnan().all()):
             raise Wrong("written outside of the result")
 
     @cached_property
     def rim(self) -> tuple[Tensor, Tensor, Tensor, tuple[int, ...]]:
-        """The activation read with a halo as a rank has it: its own block, the boxes around it one behind the other,
-        where each lies in the window, and where the block does. Sizes are a halo's of half a kernel.
+        """The activation with a halo as a rank has it: its own block, the boxes around it one behind the other, the
+        place of each box in the window, and the block's place. The halo has half a kernel's rows.
 
         Raises:
             InputError: no neighbours give this number of boxes.
@@ -183,12 +183,12 @@ class Operands:
 
 
 def halo_regions(p: Problem, rows: tuple[int, ...]) -> list[tuple[tuple[int, int], ...]]:
-    """The rank's own rows in a window, and the boxes around them, as neighbours on some sides give them.
+    """The rank's own rows in a window, and the boxes around them that neighbours on some sides give.
 
     Raises:
         InputError: no neighbours give this number of boxes.
     """
-    cuts: list[list[list[tuple[int, int]]]] = []  # for each dimension the ways to cut it, own rows first
+    cuts: list[list[list[tuple[int, int]]]] = []  # for each dimension, the ways to cut it, own rows first
     for n, d in zip(rows, p.dims, strict=True):
         halo = max(1, d.dilation * (d.kernel - 1) // 2)
         ways = [[(0, n)]]

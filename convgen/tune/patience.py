@@ -1,6 +1,8 @@
-"""How long another process is waited for: by what it ran, not by the clock, so that a busy machine is no verdict on it.
+"""How long another process is waited for: by the time that it ran, not by the clock, so that a busy machine doesn't
+fail it.
 
-Wall time counts only where all its threads are asleep: then it waits for something that nobody is late with.
+Wall time counts only while all its threads are asleep: then the process waits for something that a busy machine doesn't
+delay.
 """
 
 from __future__ import annotations
@@ -9,9 +11,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-LOOKS, LOOK_S = 10, 0.1  # seen asleep so often, it is
-LONGEST = 20.0  # times the limit, by the clock: a process that hangs in the system is neither running nor asleep
-TICK_S = 0.01  # of the system's accounts; os.sysconf("SC_CLK_TCK") is 100 on every Linux
+LOOKS, LOOK_S = 10, 0.1  # a process seen asleep so often, so many seconds apart, counts as asleep
+LONGEST = 20.0  # times the limit in wall time: a process that hangs in the system neither runs nor sleeps
+TICK_S = 0.01  # seconds of a tick in the system's accounts; os.sysconf("SC_CLK_TCK") is 100 on every Linux
 
 
 def waited(arrived: Callable[[float], bool], pid: int, limit_s: float) -> bool:
@@ -19,7 +21,7 @@ def waited(arrived: Callable[[float], bool], pid: int, limit_s: float) -> bool:
 
     Args:
         arrived: waits for so many seconds, and says whether there is an answer, or will be none.
-        pid: of the process, which is ours: its number is not given to another before we have joined it.
+        pid: the process's number. It is our child, so its number is not reused before we have joined it.
     """
     before, end = _threads(pid), time.monotonic() + LONGEST * limit_s
     left = limit_s
@@ -49,7 +51,7 @@ def _threads(pid: int) -> dict[str, tuple[str, float]]:
     for path in Path(f"/proc/{pid}/task").glob("*/stat"):
         try:
             state, *fields = path.read_text().rpartition(")")[2].split()
-        except OSError:  # it has ended meanwhile
+        except OSError:  # the thread has ended meanwhile
             continue
         found[path.parent.name] = state, (int(fields[10]) + int(fields[11])) * TICK_S
     return found

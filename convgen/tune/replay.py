@@ -1,7 +1,7 @@
-"""A local problem as a module has it: the layer of one rank whose only convolution it is.
+"""A local problem as the only convolution of a module: that of a layer on one rank.
 
-What is timed is what a module runs: the module's own text around the kernel, which makes rows by hand where ATen is
-wrong without, and ATen's plain call just as a module that was not tuned calls it.
+So the timed code is a module's: its own text around the kernel, which pads rows by hand where ATen would be wrong, and
+ATen's plain call just as an untuned module makes it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def module_of(p: Problem, name: str, kernels: Mapping[str, str] = MappingProxyTy
     """A module of one rank that convolves this problem; None where no layer's is just this.
 
     Args:
-        name: of the layer.
-        kernels: by phase; where none is named, it is ATen's plain call.
+        name: the layer's.
+        kernels: the kernel of each phase; ATen's plain call for phases without one.
     """
     if p.x_parts * p.y_parts > 1 or p.rim is not None or not pads_alike(p) or not p.flops:
         return None

@@ -1,4 +1,4 @@
-"""Results of tuning, as a table and as JSON."""
+"""Results of tuning, as text, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from convgen.tune.wanted import Wanted
 
 
 def time_text(ms: float) -> str:
-    """Milliseconds or microseconds."""
+    """A time in milliseconds or microseconds."""
     return f"{ms:.3f} ms" if ms >= 0.1 else f"{ms * 1e3:.2f} us"
 
 
 def rate_text(wanted: Wanted, entry: Entry) -> str:
-    """FLOP/s where products bound the problem, else bytes/s."""
+    """The rate reached: FLOP/s where products bound the problem, else bytes/s."""
     if entry.bound == "compute":
         giga = whole_flops(wanted.problem) / entry.ms / 1e6
         return f"{giga / 1e3:.3g} TFLOP/s" if giga >= 1e3 else f"{giga:.3g} GFLOP/s"
@@ -28,12 +28,12 @@ def rate_text(wanted: Wanted, entry: Entry) -> str:
 
 
 def causes_text(failures: Counter[str]) -> str:
-    """2 wrong, 1 hung; empty where nothing failed."""
+    """Failures by cause, as `2 wrong, 1 hung`; empty where nothing failed."""
     return ", ".join(f"{n} {cause}" for cause, n in sorted(failures.items()) if n)
 
 
 def closing_table(outcomes: Sequence[Outcome], title: str) -> Table:
-    """A line a problem."""
+    """The closing table, with a line for each problem."""
     table = Table(title=title, title_justify="left")
     left = ("problem", "kernel", "how", "failed")
     for column in (
@@ -64,7 +64,7 @@ def closing_table(outcomes: Sequence[Outcome], title: str) -> Table:
 
 
 def record(outcome: Outcome, device: str) -> dict[str, Any]:
-    """What --json prints of a problem."""
+    """The record of a problem that --json prints."""
     entry = outcome.entry
     return {
         "problem": outcome.wanted.key,

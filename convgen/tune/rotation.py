@@ -1,10 +1,10 @@
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # (parts of torch have no types)
-"""Operands as a training step has them: cold, since other layers ran in between, and never the same twice.
+"""Operands as in a training step: cold, since other layers ran in between, and never the same twice.
 
-Several sets of them are taken in turn, so many that they don't fit a core's cache. All are of one convolution whose
-result is known: samples are rolled, and before each call one operand is multiplied by a number that was never used
-before, so that a result that was remembered is wrong. Around each operand lies NaN.
+Several sets of operands are taken in turn, so many that they don't fit a core's cache. All belong to one convolution
+whose result is known: samples are rolled, and before each call one operand is multiplied by a factor that was never
+used before, so that a remembered result is wrong. NaN lies around each operand.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from convgen.kernels.problem import Problem
 from convgen.operations.convolution import READS
 from convgen.tune.operands import TOLERANCE, Operands, Wrong, logical
 
-COLD_BYTES = 1 << 25  # more than a core's own caches
+COLD_BYTES = 1 << 25  # bytes of all sets: more than a core's own caches hold
 MOST_SETS = 24
 GUARD = 1024  # elements of NaN before and behind each operand
 FORMATS = {1: torch.contiguous_format, 2: torch.channels_last, 3: torch.channels_last_3d}
 
 
 class Set:
-    """One set: x, w, dy and bias as a module is given them, and the result for the factor that it was turned by."""
+    """One set of operands: x, w, dy and bias as a module gets them, and the result for the factor by which one is
+    multiplied."""
 
     def __init__(self, p: Problem, base: Operands, roll: int) -> None:
         self.roll = roll
@@ -39,7 +40,7 @@ class Set:
             whole = inner if name == "bias" else logical(inner, base.shapes[name], p.channels_last)[0]
             whole.copy_(value)
             self.flat[name] = flat
-            self.tensors[name] = whole.detach().requires_grad_(name != "dy")  # as in training
+            self.tensors[name] = whole.detach().requires_grad_(name != "dy")  # as in training, leaves
         wide = torch.float64 if p.dtype == "float64" else torch.float32
         wanted = base.reference.to(wide)
         self.wanted = (wanted if p.phase == "backward_filter" else wanted.roll(roll, 0)).contiguous(
@@ -52,7 +53,7 @@ class Rotation:
     """The sets of a problem.
 
     Args:
-        most: error over the largest |result| that a result may have.
+        most: the largest error, over the largest |result|, that a result may have.
     Attributes:
         turned: the operand that is multiplied: the smaller one that the phase reads.
     """
@@ -69,10 +70,10 @@ class Rotation:
 
     @torch.no_grad()
     def next(self) -> Set:
-        """The set whose last use is longest ago, with another factor."""
+        """The set that was used longest ago, with a new factor."""
         one = self.sets[self._next]
         self._next = (self._next + 1) % len(self.sets)
-        # 16-bit numbers stay what they were but for their exponents and signs.
+        # The factors change only exponents and signs of 16-bit numbers.
         narrow = self.problem.element_bytes == 2
         size = 2.0 ** self._drawn.randint(-3, 3) if narrow else 0.5 + self._drawn.random()
         one.factor = size if self._drawn.random() < 0.5 else -size
@@ -84,13 +85,13 @@ class Rotation:
             one.tensors[name].copy_(self._given(name, one)).mul_(one.factor)
 
     def _given(self, name: str, one: Set) -> Tensor:
-        """An operand of a set before it was turned."""
+        """A set's operand before it was multiplied."""
         given = self.base.given[name]
         return given.roll(one.roll, 0) if name in ("x", "dy") and one.roll else given
 
     @torch.no_grad()
     def check(self, one: Set, result: object) -> float:
-        """The error of a result, over the largest |result|. Raises Wrong where it is none of this set."""
+        """The error of a result, over the largest |result|. Raises Wrong if it isn't this set's result."""
         wanted = one.wanted
         if not isinstance(result, Tensor) or result.shape != wanted.shape:
             raise Wrong(f"a result of shape {tuple(getattr(result, 'shape', ()))} instead of {tuple(wanted.shape)}")
@@ -108,7 +109,7 @@ class Rotation:
 
     @torch.no_grad()
     def check_operands(self, one: Set) -> None:
-        """Raises Wrong where something that the phase reads is not what it was given."""
+        """Check the operands that the phase reads. Raises Wrong: a call has written to one."""
         for name in self._read:
             found, given = one.tensors[name], self.base.given[name]
             if name in self._turned_names:

@@ -1,8 +1,8 @@
-"""The rounds of a race: calls in turn, each round's laps a moment apart, until what is asked of them is known.
+"""The rounds of a race: calls run in turn, a round's laps a moment apart, until the question is answered.
 
-More rounds are what a busy machine costs: a race goes on while it is open which kernel is the best, or whether it is
-faster than ATen, and ends early where it is not. It is looked at a few times only, each half as many rounds after the
-last look, since each look is another chance to be wrong; the level of an interval (intervals.py) allows for them.
+A busy machine costs more rounds: a race goes on while it is open which kernel is the best, or whether it is faster than
+ATen, and ends early once that is known. The race is looked at only a few times, each time after half as many rounds
+more, since each look is another chance to be wrong; the level of an interval (intervals.py) allows for these looks.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from statistics import median
 
 from convgen.tune.intervals import LEAST, Interval, of_ratios
 
-MORE = 40  # times the rounds at most, where it is open what they say
-NEXT_LOOK = 1.5  # times the rounds of the last look
-TIED = 1.03  # kernels no farther apart are one
-FINE = 1.03  # an interval whose ends are no farther apart: what it leaves open is not worth a round
+MORE = 40  # at most so many times the rounds, while the question is open
+NEXT_LOOK = 1.5  # the next look is after so many times the rounds of the last one
+TIED = 1.03  # kernels whose times differ by no more than this factor tie
+FINE = 1.03  # an interval whose ends differ by no more than this factor is not worth more rounds
 
 
 @dataclass
@@ -25,10 +25,10 @@ class Racer:
     """A call in a race.
 
     Attributes:
-        timed: seconds of one call; raises what is wrong with it.
-        calls: of a lap.
-        laps: microseconds of a call, a round each; of one that is out, of the rounds up to then.
-        out: known to be slower than another, by more than a tie.
+        timed: makes a call and gives its seconds; raises what is wrong with it.
+        calls: how many a lap has.
+        laps: for each round, microseconds of a call; a racer that is out has the rounds up to then.
+        out: whether it is known to be slower than another by more than a tie.
     """
 
     label: str
@@ -51,15 +51,15 @@ class Racer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Length:
-    """How long a race is.
+    """The length of a race.
 
     Attributes:
-        rounds: unless they take too long; as many as an interval takes in any case.
-        calls: of each, at least; more rounds are made for them.
-        seconds: that it may take.
-        ran_s: that it may run, what else the machine does not counted.
-        gains: as long as it is open whether each kernel's is more or less than one of these, there are more rounds, up
-            to MORE times as many. None: as long as it is open which of several kernels is the best.
+        rounds: how many there are, fewer if they take too long, but as many as an interval needs.
+        calls: the least number of calls of each racer; more rounds are made for them.
+        seconds: how long it may take.
+        ran_s: seconds that it may run, not counting what else the machine does.
+        gains: while it is open whether each kernel's gain is above or below one of these, there are more rounds, up to
+            MORE times as many. None: while it is open which of several kernels is the best.
     """
 
     rounds: int
@@ -70,11 +70,11 @@ class Length:
 
 
 def run(first: Racer, others: Sequence[Racer], length: Length, ran: Callable[[], float]) -> None:
-    """Laps of all that make no mistake, beginning with another each time.
+    """Run the race: laps of all racers that make no mistake, each round beginning with another.
 
     Args:
-        first: what the others are compared with; it is never out.
-        ran: seconds that this process ran.
+        first: the racer with which the others are compared; it is never out.
+        ran: gives the seconds that this process ran.
     """
     everyone, i, look = (first, *others), 0, max(length.rounds, LEAST)
     end, ran_end = time.monotonic() + length.seconds, ran() + length.ran_s
@@ -91,7 +91,7 @@ def run(first: Racer, others: Sequence[Racer], length: Length, ran: Callable[[],
 
 
 def _known(first: Racer, others: Sequence[Racer], length: Length) -> bool:
-    """Whether the laps say what is asked; racers that they rule out are out."""
+    """Whether the laps answer the question; it marks as out the racers that they rule out."""
     alive = [r for r in others if r.runs]
     if not alive:
         return True
@@ -101,7 +101,7 @@ def _known(first: Racer, others: Sequence[Racer], length: Length) -> bool:
 
 
 def _best_known(first: Racer, alive: Sequence[Racer]) -> bool:
-    """Whether each other kernel is known to tie with the best, or to be behind; or none to be worth it."""
+    """Whether each other kernel is known to tie with the best or to be behind it, or no kernel to be worth storing."""
     if first.failure is None:
         for r in alive:
             r.out = of_ratios(first.laps, r.laps).high < TIED

@@ -22,11 +22,11 @@ from convgen.tune.replay import module_of
 from convgen.tune.worker import STRAY, forks, serve
 
 START_S = 180.0  # importing torch, and making operands
-END_S = 60.0  # for a process that aborted to be gone: the system may write down its memory first
+END_S = 60.0  # seconds for an aborted process to be gone: the system may write its memory to disk first
 
 
 class Lost(Exception):
-    """The process did not answer: `cause` is hung or crashed."""
+    """The measuring process did not answer: `cause` is hung or crashed."""
 
     def __init__(self, cause: str, said: str) -> None:
         super().__init__(said)
@@ -37,9 +37,9 @@ class Runner:
     """Measures on this machine's device, in a process of its own.
 
     Args:
-        threads: of a CPU.
-        limit_s: seconds that a candidate may run while it is checked and timed, beyond a thousand times ATen; what else
-            the machine does is not counted, see patience.py.
+        threads: how many a CPU computes with.
+        limit_s: seconds that a candidate may run while it is checked and timed, beyond a thousand times ATen's time;
+            what else the machine does does not count, see patience.py.
     """
 
     def __init__(self, target: Target, threads: int, limit_s: float = 30.0) -> None:
@@ -54,7 +54,7 @@ class Runner:
         """Turn to a problem. Returns microseconds of ATen's ways by name, estimated.
 
         Raises:
-            Lost: ATen, or what makes the operands, hung or crashed.
+            Lost: ATen, or the code that makes the operands, hung or crashed.
             InputError: there are no operands for it.
         """
         self._problem = None
@@ -91,7 +91,7 @@ class Runner:
             Lost: the process hung or crashed on one of them, which one is not known.
         """
         if not forks(self.target, self.threads):
-            self._drop()  # what a candidate did to the process ends with it
+            self._drop()  # a new process: what a candidate did to the old one ends with it
         self._reopen()
         limit = START_S + seconds + (len(found) + 4) * (self.limit_s + 1e3 * self._aten_s)
         kernels = tuple((c.label, c.text) for c in found)
@@ -100,7 +100,7 @@ class Runner:
     def module(
         self, candidate: Candidate, rounds: int, seed: int, seconds: float, gains: tuple[float, ...] = ()
     ) -> dict[str, Any]:
-        """The module with this kernel and the one without, in turn: CpuBench.module. CPUs only.
+        """Race the module with this kernel and the one without, by CpuBench.module. CPUs only.
 
         Raises:
             Lost: the process hung or crashed.
@@ -111,7 +111,7 @@ class Runner:
         return self._ask("module", text, rounds, seed, seconds, gains, limit_s=limit)
 
     def ceilings(self, dtypes: tuple[str, ...]) -> dict[str, Any]:
-        """What the device reaches in these types."""
+        """The device's ceilings in these types."""
         return self._ask("ceilings", dtypes, limit_s=START_S)
 
     def _reopen(self) -> None:
@@ -130,7 +130,7 @@ class Runner:
             while waited(connection.poll, working, limit_s):
                 number, reply = connection.recv()
                 if number != self._number:
-                    continue  # of a request that was given up
+                    continue  # the reply to a request that was given up
                 if "process" in reply:
                     working = reply["process"]
                     continue
@@ -139,7 +139,7 @@ class Runner:
                 return reply
         except pickle.UnpicklingError:
             self._drop()
-            raise Lost("crashed", "it said what is no reply") from None
+            raise Lost("crashed", "it sent something that is no reply") from None
         except (EOFError, OSError):
             process.join(END_S)
             said = self._last_words(process.exitcode)

@@ -19,7 +19,7 @@ INK, TUNED, ATEN, IDEAL = "#222222", "#1b6ca8", "#c8553d", "#999999"
 
 
 def points(outcomes: Sequence[Outcome]) -> Points:
-    """Entries by phase and split, then by ways."""
+    """The entries by phase and split, then by number of ways."""
     found: Points = defaultdict(dict[int, Entry])
     for outcome in outcomes:
         for use in outcome.wanted.uses:
@@ -29,8 +29,8 @@ def points(outcomes: Sequence[Outcome]) -> Points:
 
 
 def plot(outcomes: Sequence[Outcome], device: str, file: Path) -> None:
-    """A panel a phase and split: milliseconds against ways, both axes logarithmic; bars from the 20th to the 80th
-    percentile; dashes: the first point divided by the ways.
+    """Draw a panel for each phase and split: milliseconds against ways, both axes logarithmic. Bars go from the 20th to
+    the 80th percentile; dashes are the first point divided by the ways.
 
     Raises:
         InputError: nothing was measured, or the file can't be written.

@@ -1,7 +1,7 @@
-"""Which configurations of a problem are measured, and in which order.
+"""The search: which configurations of a problem are measured, and in which order.
 
-First some that the model ranks best, with one of each kind; then the best by the model as those measurements correct
-it: where it was off near a configuration, by so much it is taken to be off there, too. That is a regression of the
+First come some that the model ranks best, and one of each family. Then come the best by the model as measurements
+correct it: it is taken to be off at a configuration by as much as it was off near by. That is a regression of the
 logarithm of measured over modelled times, each measurement weighted by how alike it is.
 
 Source: the estimate is E. A. Nadaraya's and G. S. Watson's (1964), of the model's error instead of the time itself.
@@ -20,31 +20,32 @@ from numpy.typing import NDArray
 from convgen.kernels.config import Config
 
 Effort = Literal["quick", "full"]
-FIRST = 0.25  # of the measurements, that follow the ranking alone
-NEAR = 0.5  # doublings apart, at which a measurement counts half
-OTHER_KIND = 8.0  # doublings that a configuration of another kind is farther apart
+FIRST = 0.25  # the share of measurements that follow the ranking alone
+NEAR = 0.5  # doublings: a measurement so far away counts half
+OTHER_KIND = 8.0  # doublings by which a configuration of another kind is farther away
 
 
 def limit_of(count: int, effort: Effort) -> int:
-    """Configurations to measure: a tenth of the legal ones, a thirtieth in a quick search; some at least."""
+    """How many configurations to measure: a tenth of the legal ones, or a thirtieth in a quick search, but some at
+    least."""
     share, least, most = (10, 16, 160) if effort == "full" else (30, 6, 24)
     return min(count, max(least, min(most, math.ceil(count / share))))
 
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """Legal configurations with modelled times, least first."""
+    """The legal configurations with modelled times, the least first."""
 
     configs: tuple[Config, ...]
     modelled_us: tuple[float, ...]
 
 
 class Search:
-    """Ask for configurations, tell their times.
+    """A search: the tuner asks it for configurations, and tells it their times.
 
     Args:
-        limit: configurations that are asked for at most, those told beforehand included.
-        told: microseconds of configurations measured before; None of those that failed.
+        limit: how many configurations it gives at most, those told beforehand included.
+        told: microseconds of configurations that were measured before; None for those that failed.
     """
 
     def __init__(self, ranked: Ranked, limit: int, told: Mapping[Config, float | None] | None = None) -> None:
@@ -60,7 +61,7 @@ class Search:
         self._logs = np.array(values, dtype=np.float64).reshape(len(values), len(names))
 
     def ask(self, count: int = 1) -> list[Config]:
-        """At most so many configurations that were not asked for before; none when the search is over."""
+        """At most so many configurations that it hasn't given before; none when the search is over."""
         left = [c for c in self._first if c not in self.asked]
         if len(left) < count:
             order: list[int] = np.argsort(self.corrected_us(), kind="stable").tolist()
@@ -70,16 +71,16 @@ class Search:
         return found
 
     def tell(self, config: Config, us: float | None) -> None:
-        """A configuration's time; None if it failed."""
+        """Tell it a configuration's time in microseconds; None if it failed."""
         self.asked[config] = None
         self.told[config] = us
 
     def best(self) -> list[tuple[float, Config]]:
-        """What was measured, fastest first."""
+        """The measured times with their configurations, fastest first."""
         return sorted(((us, c) for c, us in self.told.items() if us is not None), key=lambda pair: pair[0])
 
     def corrected_us(self) -> NDArray[np.float64]:
-        """The model's times of all configurations, off by as much as it was off near by."""
+        """The model's times of all configurations, corrected by as much as the model was off near by."""
         modelled = np.array(self.ranked.modelled_us)
         known = [(self._place[c], us) for c, us in self.told.items() if us is not None]
         if not known:
@@ -91,7 +92,7 @@ class Search:
         return modelled * np.exp(off @ weights / weights.sum(axis=0))
 
     def _apart(self, place: int) -> NDArray[np.float64]:
-        """Doublings between a configuration and each; kinds that differ are far apart."""
+        """The distance in doublings between one configuration and each; different kinds are far apart."""
         if place not in self._known:
             same = self._kinds == self._kinds[place]
             between = np.abs(self._logs - self._logs[place]).sum(axis=1)
@@ -114,11 +115,11 @@ def _first(configs: Sequence[Config], count: int) -> list[Config]:
 
 
 def _kind(config: Config) -> str:
-    """Family and names: configurations that have the same parameters."""
+    """A configuration's kind: its family, and the names of its parameters."""
     return " ".join((config.family, *config.tile))
 
 
 def distance(a: Mapping[str, int], b: Mapping[str, int]) -> float:
-    """Between values by name, in doublings; a name that one lacks counts as many."""
+    """The distance in doublings between values by name; a name that one lacks counts as many."""
     names = a.keys() | b.keys()
     return sum(abs(math.log2((a[n] + 1) / (b[n] + 1))) if n in a and n in b else 8.0 for n in names)

@@ -1,7 +1,8 @@
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
 # (parts of torch are private or have no types)
-"""What a kernel must leave as it was: torch's settings, functions that others call, the processes there are."""
+"""The state that a kernel must leave as it was: torch's settings, functions that others call, the process's
+children."""
 
 from __future__ import annotations
 
@@ -15,13 +16,13 @@ import torch
 
 from convgen.tune.operands import Wrong
 
-# Modules whose functions a kernel could replace under everyone's hands; of torch, which replaces some itself, a few.
+# Modules whose functions a kernel could replace for everyone; only a few of torch's, as torch replaces some itself.
 SHARED: tuple[Any, ...] = (torch, torch.nn.functional, torch.ops.aten, time)
 OF_TORCH = ("addmm", "bmm", "convolution", "empty", "empty_like", "matmul", "mm", "zeros")
 
 
 class Settings:
-    """Of this process as they are when this is made; `check` says what has changed since, and puts it back."""
+    """This process's settings when this is made; `check` finds what has changed since, and puts it back."""
 
     def __init__(self) -> None:
         self.values = _values()
@@ -29,11 +30,12 @@ class Settings:
         self.begin()
 
     def begin(self) -> None:
-        """Processes that are there, or have ended by now, are nobody's; a forked process calls this first."""
+        """Begin to watch: processes that run by now, or have ended, aren't a kernel's. A forked process calls this
+        first."""
         self.there, self.ended = _children(), _ended_children()
 
     def check(self) -> None:
-        """Raises Wrong: something is not as it was; it is again."""
+        """Put back what has changed. Raises Wrong: something had."""
         found, changed = _values(), list[str]()
         if found != self.values:
             changed += [name for name, value in self.values.items() if found[name] != value]
@@ -74,13 +76,13 @@ def _set(values: dict[str, Any]) -> None:
 
 
 def _ended_children() -> tuple[float, ...]:
-    """What ended processes of ours have used; the least of them has touched some memory."""
+    """The resources that ended child processes have used; even the smallest has touched some memory."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime, used.ru_stime, used.ru_minflt
 
 
 def _children() -> set[str]:
-    """This process's; on Linux."""
+    """The numbers of this process's children; on Linux alone."""
     try:
         tasks = Path(f"/proc/{os.getpid()}/task").glob("*/children")
         return {pid for path in tasks for pid in path.read_text().split()}

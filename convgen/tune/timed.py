@@ -1,4 +1,4 @@
-"""What was measured, for the cost model: seconds of local convolutions, and a machine with this device's numbers."""
+"""Measurements for the cost model: seconds of local convolutions, and a machine with this device's numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from convgen.spec.target import Target
 from convgen.tune.database import Entry
 from convgen.tune.lookup import Remembered, remembered
 
-PHASE_OF: dict[str, Phase] = {"y": "forward", "x": "backward_data", "w": "backward_filter"}  # by what is made
+PHASE_OF: dict[str, Phase] = {"y": "forward", "x": "backward_data", "w": "backward_filter"}  # by the tensor made
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +31,7 @@ class Timed:
         return self.memory.target.pads_virtually
 
     def __call__(self, space: Space, operands: Operands) -> float | None:
-        """Of the rank with most to do; with the bias added, where only that was measured."""
+        """Seconds of the rank with most to do; with the bias added, if only that was measured."""
         problem = self.problem(space, operands)
         plain = self.memory.measured_s(problem)
         if plain is None and problem.phase == "forward":
@@ -39,7 +39,7 @@ class Timed:
         return plain
 
     def problem(self, space: Space, operands: Operands) -> Problem:
-        """What that rank convolves."""
+        """The problem of the rank with most to do."""
         frames = {layout.tensor: space.frame(layout) for layout in operands}
         phase, form = PHASE_OF[operands[2].tensor], self.memory.target.memory_format(len(space.conv.spatial))
         return largest(
@@ -51,7 +51,7 @@ class Timed:
 
 
 def timed(target: Target, dtype: str) -> Timed:
-    """What the databases know for a target, on the device that it is compiled for.
+    """The databases' seconds for a target, on the device for which it is compiled.
 
     Raises:
         InputError: nothing was measured, or a database is broken.
@@ -66,10 +66,10 @@ def timed(target: Target, dtype: str) -> Timed:
 
 
 def as_measured(machine: Machine, known: Timed) -> Machine:
-    """The machine with what its device was measured to reach, for convolutions that weren't.
+    """The machine with its device's measured ceilings, for convolutions that weren't measured.
 
-    Flops, bytes and launches are the database's ceilings; the efficiency is the median share of them that the measured
-    kernels reach which products bound.
+    Flops, bytes and launches are the database's ceilings; the efficiency is the median share of them that measured
+    kernels bound by products reach.
     """
     ceilings, entries = known.memory.ceilings(), known.memory.entries(known.dtype)
     machine = replace(machine, timed=known)
@@ -79,8 +79,8 @@ def as_measured(machine: Machine, known: Timed) -> Machine:
         machine,
         peak_flops=tuple((d, ceilings.flops_per_s.get(d, peak)) for d, peak in machine.peak_flops),
         efficiency=efficiency(entries) or machine.efficiency,
-        probes=(),  # of another peak
-        tiles=None,  # the median has what they lose
+        probes=(),  # the probes were of another peak
+        tiles=None,  # the median efficiency includes what tiles lose
         memory_bytes_per_s=ceilings.bytes_per_s,
         launch_s=ceilings.floor_us / 1e6,
     )

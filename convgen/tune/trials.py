@@ -1,7 +1,7 @@
-"""Every measurement that was ever made, a line each: what an interrupted search goes on from, and studies read.
+"""Every measurement that was ever made, a line each: an interrupted search goes on from it, and studies read it.
 
-One file a device in the cache folder, only ever appended to. Each line is written by one call, so that lines of tuners
-that run at the same time don't mix, and a line that was cut off is skipped.
+There is one file for each device in the cache folder, to which lines are only appended. Each line is written by one
+call, so that lines of tuners that run at the same time don't mix; a line that was cut off is skipped.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Trial:
     """One configuration of one problem, measured or failed.
 
     Attributes:
-        us: microseconds of a launch; None where it failed.
-        cause: of a failure: wrong, crashed, hung, error, compile, spills; empty otherwise.
+        us: microseconds of a launch; None if it failed.
+        cause: a failure's cause: wrong, crashed, hung, error, compile, spills; empty otherwise.
         said: what the failure said.
         source: the digest of the kernel as it was printed.
     """
@@ -55,7 +55,7 @@ def append(path: Path, trial: Trial) -> None:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             size = os.fstat(handle).st_size
-            cut = size and os.pread(handle, 1, size - 1) != b"\n"  # a line that a killed process left
+            cut = size and os.pread(handle, 1, size - 1) != b"\n"  # a killed process has left part of a line
             os.write(handle, (("\n" if cut else "") + line).encode())
         finally:
             os.close(handle)
@@ -66,7 +66,7 @@ def append(path: Path, trial: Trial) -> None:
 
 
 def read_trials(path: Path) -> Iterator[Trial]:
-    """All lines that are whole, in the order they were written.
+    """The trials of all whole lines, in the order in which they were written.
 
     Raises:
         InputError: the file is there, and can't be read.

@@ -1,4 +1,5 @@
-"""Tuning: problem by problem, candidates ranked, compiled, measured and raced against ATen; what won is remembered.
+"""Tuning, problem by problem: candidates are ranked, compiled, measured and raced against ATen, and the winner is
+stored.
 
 candidates by closed form -> the model's order -> ask -> compile (GPUs) -> check and time -> tell -> ...
 the fastest and ATen in turn, on other operands -> an entry, if it beats ATen beyond noise, else ATen's
@@ -36,23 +37,23 @@ from convgen.tune.weigh import Weighed, heaviest_first, share_s, weighed
 
 FINALISTS = {"quick": 6, "full": 10}
 RACE_ROUNDS = {"quick": 11, "full": 21}
-FINALS = 0.25  # of a problem's time at least
-RACE_S = 60.0  # a race takes so long at most, on a machine however busy; it ends sooner where nobody disturbs it
-SITTINGS = 2  # of a winner: what each has to itself shows in the other
-LEAST_S = 3.0  # a problem's time at least, of a budget
-WAIT_S = 0.5  # for another tuner
-CALLS = 64  # of a winner in one process: what is wrong once in fifty is seen
+FINALS = 0.25  # at least this share of a problem's time is for its final races
+RACE_S = 60.0  # the longest that a race takes, however busy the machine; it ends sooner where nothing disturbs it
+SITTINGS = 2  # of a winner: what is peculiar to one sitting shows in the other
+LEAST_S = 3.0  # the least seconds of a budget that a problem gets
+WAIT_S = 0.5  # between looks at whether another tuner is done
+CALLS = 64  # of a winner in one process, so that a mistake once in fifty calls shows
 Status = Literal["tuned", "kept", "not reached", "failed"]
 
 
 @dataclass
 class Outcome:
-    """What tuning a problem gave.
+    """The outcome of tuning a problem.
 
     Attributes:
         status: tuned; kept, where an entry was there; not reached in time; failed, and `said` says why.
-        failures: candidates that failed, by cause.
-        resumed: measurements that an earlier run made.
+        failures: how many candidates failed, by cause.
+        resumed: how many measurements an earlier run had made.
     """
 
     wanted: Wanted
@@ -64,7 +65,7 @@ class Outcome:
 
 
 class View(Protocol):
-    """What is told how it goes."""
+    """A view that is told how tuning goes."""
 
     def begin(self, found: Sequence[Weighed]) -> None: ...
     def problem(self, wanted: Wanted, count: int, limit: int, aten_us: float | None) -> None: ...
@@ -78,12 +79,12 @@ class Tuner:
     """Tunes on this machine's device.
 
     Attributes:
-        database: where entries go, after each problem.
-        trials: where every measurement goes, at once.
-        seconds: for all problems; None is as long as it takes.
-        again: measure what was tuned and tried before once more.
-        jobs: processes that compile for a GPU.
-        legal: a problem's candidates.
+        database: the file to which entries are written, after each problem.
+        trials: the file to which every measurement is written at once.
+        seconds: the time for all problems; None for as long as it takes.
+        again: whether to measure again what was tuned and tried before.
+        jobs: how many processes compile for a GPU.
+        legal: gives a problem's candidates.
     """
 
     device: Device
@@ -99,9 +100,10 @@ class Tuner:
     limit_s: float = 30.0
 
     def run(self, wanted: Sequence[Wanted]) -> Iterator[Outcome]:
-        """Tune, an outcome at a time, the problems first that weigh most; an interrupt loses nothing that was measured.
+        """Tune problems, the heaviest first, and give an outcome at a time; an interrupt loses nothing that was
+        measured.
 
-        What another tuner works on is left to it, and looked at again in the end.
+        A problem on which another tuner works is left to it, and looked at again in the end.
 
         Raises:
             InputError: the database can't be read or written.
@@ -137,7 +139,7 @@ class Tuner:
         return outcome
 
     def _one(self, weight: Weighed, rest: Sequence[Weighed], end: float | None) -> Outcome | None:
-        """Tune a problem, if it needs it and there is time; None while another tuner does."""
+        """Tune a problem, if it needs tuning and there is time; None while another tuner works on it."""
         one = weight.wanted
         entry = update(self.database, self.device, {}).entries.get(one.key)
         if end is not None and time.monotonic() >= end:
@@ -159,7 +161,7 @@ class Tuner:
             self._claims.drop(one.key)
 
     def _after_another(self, weight: Weighed, end: float | None) -> Outcome:
-        """What another tuner made of a problem; ours, where that tuner is gone without a result."""
+        """Another tuner's outcome for a problem; ours, if that tuner has gone without a result."""
         while True:
             outcome = self._one(weight, [weight], end)
             if outcome is not None:
@@ -173,7 +175,7 @@ class Tuner:
         return self._measure_ceilings(needed)
 
     def _measure_ceilings(self, dtypes: set[str]) -> Ceilings:
-        """The best of what was found now and before."""
+        """Measure the device's ceilings; the best of those found now and before are kept."""
         try:
             made = Ceilings(**self._runner.ceilings(tuple(sorted(dtypes))))
         except Lost as lost:
@@ -186,7 +188,7 @@ class Tuner:
         return known
 
     def _read_told(self) -> dict[str, dict[str, Trial]]:
-        """Measurements of earlier runs with today's versions: problem -> kernel -> the last one."""
+        """The measurements of earlier runs with today's versions: by problem and kernel, the last one."""
         found: dict[str, dict[str, Trial]] = {}
         earlier: Iterator[Trial] = iter(()) if self.again else read_trials(self.trials)
         for trial in earlier:
@@ -199,12 +201,12 @@ class Tuner:
         config = parse_config(entry.kernel)
         current = Candidate(problem, config, self.target)
         fresh = entry.versions == self._versions and any(c.config == config for c in self.legal(problem, self.target))
-        enough = entry.tried >= limit_of(entry.of, self.effort)  # fewer were in time, or of a quick search
+        enough = entry.tried >= limit_of(entry.of, self.effort)  # else time was short, or the search quick
         sure = not entry.doubt and (entry.gain is not None or entry.aten_ms is None)
         return fresh and enough and sure and not self.again and current.source == entry.source
 
     def _tune(self, one: Wanted, told: dict[str, Trial], deadline: float | None, entry: Entry | None = None) -> Outcome:
-        """Search, and race; what won before is measured first, so that a short search loses nothing that was found."""
+        """Search and race. An earlier winner is measured first, so that a short search loses nothing that was found."""
         problem, failures = one.problem, Counter[str]()
         assert self._ceilings is not None
         order = ranked(self.legal(problem, self.target), self._ceilings)
@@ -250,7 +252,8 @@ class Tuner:
         aten_us: float | None,
         stop: float | None,
     ) -> None:
-        """Compile a batch side by side, then measure one after the other; every result is kept at once."""
+        """Compile a batch of candidates side by side, then measure one after the other; every result is kept at
+        once."""
         if self._ahead is not None:
             self._ahead.submit(batch)
         for candidate in batch:
@@ -272,7 +275,8 @@ class Tuner:
     def _finish(
         self, one: Wanted, search: Search, by_config: dict[Config, Candidate], count: int, deadline: float | None
     ) -> Outcome:
-        """Race the fastest and ATen, the winner once more alone, and its module; make an entry of what that says."""
+        """Race the fastest candidates and ATen, then the winner once more alone, and its module; make an entry of the
+        results."""
         failures = Counter[str]()
         ratings = [c.label for c in by_config.values()]
         records, finalists = self._raced(search, by_config, failures, self._left(deadline))
@@ -300,7 +304,8 @@ class Tuner:
     def _raced(
         self, search: Search, by_config: dict[Config, Candidate], failures: Counter[str], seconds: float
     ) -> tuple[dict[str, Any] | None, list[Candidate]]:
-        """The fastest against ATen, without those that break the race; what is wrong is blamed."""
+        """The records of a race of the fastest against ATen, without candidates that break the race; failures are
+        counted."""
         found = [by_config[c] for _, c in search.best() if self._races(c)]
         finalists = found[: FINALISTS[self.effort]]
         finalists += [c for c in found[len(finalists) :] if c.config.family == "aten"]
@@ -316,7 +321,7 @@ class Tuner:
                 finalists = self._survivors(finalists)
         for c in finalists:
             cause = records[c.label].get("cause", "")
-            if cause:  # right on the first operands, wrong on these: never to be tried again
+            if cause:  # it was right on the first operands and is wrong on these: it is never tried again
                 failures[cause] += 1
                 self._blame(c, cause, records[c.label]["said"])
         return records, finalists
@@ -329,7 +334,8 @@ class Tuner:
         rival: str,
         deadline: float | None,
     ) -> tuple[Verdict, dict[str, Any]]:
-        """Two sittings of its own, and the module, as far as they are needed; or the cause of its failing there."""
+        """The verdict on the best kernel by two sittings of its own and by its module, as far as needed, or the cause
+        of its failing there; and further records."""
         first = gain_of(records, best.label)
         if first is None:
             said = records.get(ATEN, {}).get("said", "")
@@ -364,7 +370,7 @@ class Tuner:
         self, one: Wanted, verdict: Verdict, records: dict[str, Any], more: dict[str, Any], aten: list[float] | None,
         search: Search, by_config: dict[Config, Candidate], count: int,
     ) -> Entry:  # fmt: skip
-        """What is remembered; a kernel's time is that of all sittings, `aten` the laps of ATen's own call."""
+        """The entry to store. A kernel's time is over all sittings; `aten` is the laps of ATen's own call."""
 
         def laps(label: str) -> list[float] | None:
             found = [r[label]["laps"] for r in (records, more) if label in r and "laps" in r[label]]
@@ -376,7 +382,7 @@ class Tuner:
         p20, us, p80 = statistics.quantiles(own, n=5)[0], statistics.median(own), statistics.quantiles(own, n=5)[3]
         assert self._ceilings is not None
         bounds = bounds_us(one.problem, self._ceilings)
-        if max(bounds.values()) > us:  # faster than the device was found to be, by one that was busy
+        if max(bounds.values()) > us:  # faster than ceilings that were measured on a busy device
             self._ceilings = self._measure_ceilings({one.problem.dtype})
             bounds = bounds_us(one.problem, self._ceilings)
         bound = max(bounds, key=lambda b: bounds[b])
@@ -404,15 +410,15 @@ class Tuner:
         )
 
     def _left(self, deadline: float | None) -> float:
-        """Seconds of a race."""
+        """Seconds that a race may take."""
         return RACE_S if deadline is None else min(RACE_S, max(0.0, deadline - time.monotonic()))
 
     def _races(self, config: Config) -> bool:
-        """On a CPU the plain call is in the race as ATen itself."""
+        """Whether a configuration races: on a CPU the plain call is in the race as ATen itself."""
         return not self.target.is_cpu or config.family != "aten"
 
     def _survivors(self, finalists: list[Candidate]) -> list[Candidate]:
-        """Those that a race alone does not break."""
+        """The finalists that don't break a race that each runs alone."""
         alive: list[Candidate] = []
         for c in finalists:
             try:
@@ -433,5 +439,5 @@ def _numbers(found: Interval | None) -> tuple[float, float, float] | None:
 
 
 def _short(number: float) -> float:
-    """Four digits: what a file needs."""
+    """A number rounded to four digits, which a file needs at most."""
     return float(f"{number:.4g}")

@@ -1,7 +1,7 @@
-"""What a race says: which kernel is faster than ATen, by how much, and how sure that is.
+"""The verdict of a race: which kernel is faster than ATen, by how much, and how sure that is.
 
-A kernel is stored where it makes its module faster by more than is worth a word, in two sittings of its own and in the
-module itself. What lies between the clear cases is stored with its doubt, and measured again next time.
+A kernel is stored if it is faster than ATen by more than WORTH, in two sittings of its own and in the module itself. A
+case that isn't clear is stored with its doubt, and measured again next time.
 """
 
 from __future__ import annotations
@@ -15,22 +15,23 @@ from convgen.tune.bench_cpu import ATEN
 from convgen.tune.intervals import Interval, of_ratios
 from convgen.tune.rounds import TIED
 
-WORTH = 1.03  # times as fast as ATen: less is not worth another kernel
+WORTH = 1.03  # a kernel less than so many times as fast as ATen is not worth storing
 # A choice is sure where the fastest one, which it may stand for, is less than BEHIND times as fast, and it is more than
 # AHEAD times as fast as each that is ranked before it. Between the two is room for what a sitting has to itself.
 BEHIND, AHEAD = 1.06, 1.04
-APART = 1.25  # medians of two sittings that are farther apart show a noise that neither sees
+APART = 1.25  # two sittings whose medians differ by more than this factor show noise that neither sees
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is stored of a problem.
+    """The verdict that is stored for a problem.
 
     Attributes:
-        label: the kernel's; ATEN where its plain call stays.
-        gain: ATen's time over the kernel's; of the best kernel where ATen's call stays. None where one of them is none.
+        label: the kernel's; ATEN if ATen's plain call stays.
+        gain: ATen's time over the kernel's, or over the best kernel's if ATen's call stays. None if one of the two is
+            missing.
         module: the untuned module's time over the tuned one's.
-        doubt: empty where it is sure; else why it is not.
+        doubt: why the verdict is not sure; empty if it is.
     """
 
     label: str
@@ -40,17 +41,17 @@ class Verdict:
 
 
 def right(records: Mapping[str, Any]) -> dict[str, list[float]]:
-    """Laps of what made no mistake, by label."""
+    """The laps of racers that made no mistake, by label."""
     return {label: r["laps"] for label, r in records.items() if "cause" not in r}
 
 
 def challenger(records: Mapping[str, Any], order: Sequence[str]) -> str | None:
-    """The kernel that a race found fastest, or one tied with it that is ranked before it; None where none is right.
+    """The kernel that a race found fastest, or one tied with it that is ranked before it; None if none is right.
 
-    One that is not worth storing stands for none that is.
+    A challenger that is not worth storing stands for no better one.
 
     Args:
-        order: labels by the ranking.
+        order: the labels in the ranking's order.
     """
     laps = _kernels(records)
     if not laps:
@@ -63,9 +64,10 @@ def challenger(records: Mapping[str, Any], order: Sequence[str]) -> str | None:
 
 
 def rivals(records: Mapping[str, Any], label: str, order: Sequence[str]) -> str:
-    """Why it is not sure that this challenger is the one; empty where it is.
+    """Why it is not sure that this challenger is the best; empty if it is.
 
-    Another that is ranked before it may tie yet; or it may be well behind the fastest, which it stands for.
+    A kernel that is ranked before it may still tie with it; or it may be well behind the fastest, with which it was
+    taken to tie.
     """
     laps = _kernels(records)
     best = _fastest(records, laps)
@@ -82,7 +84,7 @@ def _kernels(records: Mapping[str, Any]) -> dict[str, list[float]]:
 
 
 def _fastest(records: Mapping[str, Any], laps: Mapping[str, list[float]]) -> str:
-    """By what ATen takes in the same rounds: those that were out early have fewer of them."""
+    """The fastest racer, by its ratio to ATen in the same rounds, as racers that were out early have fewer rounds."""
     aten = right(records).get(ATEN)
     if aten is None:
         return min(laps, key=lambda label: statistics.median(laps[label]))
@@ -90,9 +92,10 @@ def _fastest(records: Mapping[str, Any], laps: Mapping[str, list[float]]) -> str
 
 
 def against_family(records: Mapping[str, Any]) -> dict[str, Any]:
-    """A GPU's records with ATen as a module has it, which copies its result: the family's best is what is to be beaten.
+    """A GPU's records in which ATen is the best kernel of the family `aten`, as a module has ATen, which copies its
+    result.
 
-    Its label is kept under `label`. Where the family can't the problem, there is nothing to beat.
+    That kernel's label is kept under `label`. If the family can't do the problem, there is nothing to beat.
     """
     laps = right(records)
     family = [label for label in laps if label.startswith("aten")]
@@ -104,7 +107,7 @@ def against_family(records: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def gain_of(records: Mapping[str, Any], label: str) -> Interval | None:
-    """How many times as fast as ATen; None where ATen has no way, or made a mistake."""
+    """How many times as fast as ATen a kernel is; None if ATen has no way, or made a mistake."""
     laps = right(records)
     return of_ratios(laps[ATEN], laps[label]) if {ATEN, label} <= laps.keys() else None
 
@@ -113,9 +116,9 @@ def judged(label: str, first: Interval, second: Interval | None, module: Interva
     """The verdict on a challenger.
 
     Args:
-        first, second: its gain in two sittings; None where the first was enough.
-        module: of the module as a whole; None where none was run.
-        rival: why another may be the one.
+        first, second: its gain in two sittings; second is None if the first was enough.
+        module: the gain of the whole module; None if it was not run.
+        rival: why another kernel may be the best.
     """
     gain = first if second is None else first.hull(second)
     if gain.high < WORTH:

@@ -1,4 +1,4 @@
-"""How tuning goes, on stderr: a live display on a terminal, a line a problem elsewhere."""
+"""The display of tuning's progress on stderr: live on a terminal, a line for each problem elsewhere."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from convgen.tune.weigh import Weighed
 
 
 class Screen:
-    """Bars of problems and of the candidates of one, the best so far against ATen, failures by cause.
+    """A live display: bars of problems and of one problem's candidates, the best so far against ATen, failures by
+    cause.
 
     Args:
-        budget_s: seconds for all; what is left of them is shown.
+        budget_s: seconds for all problems; it shows what is left of them.
     """
 
     def __init__(self, console: Console, budget_s: float | None) -> None:
@@ -86,7 +87,7 @@ class Screen:
         self.console.print(f"{head} {_line(outcome)}", highlight=False, markup=False)
 
     def _standing(self) -> str:
-        """The best so far, by a few launches."""
+        """The text of the best candidate so far, timed by a few launches."""
         failed = causes_text(self.failures)
         words = [f"best {time_text(self.best_us / 1e3)} {self.best}"] if self.best else []
         if self.aten_us is not None:

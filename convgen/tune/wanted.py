@@ -1,4 +1,4 @@
-"""The local problems to tune: of layers and networks as compiled, or of a layer that 1, 2, 4, ... ranks share."""
+"""The local problems to tune: those of compiled layers and networks, or of a layer that 1, 2, 4, ... ranks share."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Where a problem comes from: a phase of a layer, or of a network's row, and how it is split where that is not the
-    layer's own doing."""
+    """The origin of a problem: a phase of a layer, or of a network's row, and how the layer is split, if not as its
+    file says."""
 
     layer: str
     phase: str
@@ -37,7 +37,7 @@ class Use:
 
 @dataclass
 class Wanted:
-    """A local problem, and where it comes from."""
+    """A local problem, and its origins."""
 
     problem: Problem
     uses: list[Use] = field(default_factory=list[Use])
@@ -51,7 +51,7 @@ class Wanted:
 
 
 def of_layers(compiled: Iterable[Compiled]) -> list[Wanted]:
-    """What the ranks with most to do convolve; equal problems once, those without products not at all."""
+    """The problems of the ranks with most to do; equal problems are one, and those without products are left out."""
     found: dict[str, Wanted] = {}
     for one in compiled:
         for _, step in one.schedule.steps():
@@ -63,10 +63,10 @@ def of_layers(compiled: Iterable[Compiled]) -> list[Wanted]:
 
 
 def of_networks(compiled: Iterable[CompiledNetwork]) -> list[Wanted]:
-    """The same of the rows of networks for a GPU; without the steps behind a sum.
+    """The problems of networks' rows for a GPU, without the steps behind a kernel's sum.
 
     Raises:
-        InputError: of a CPU's there is nothing to tune.
+        InputError: a network is for a CPU, where there is nothing to tune.
     """
     found: dict[str, Wanted] = {}
     for one in compiled:
@@ -83,7 +83,8 @@ def of_networks(compiled: Iterable[CompiledNetwork]) -> list[Wanted]:
 
 
 def of_partitions(layers: Sequence[Layer], ways: Sequence[int], splits: Sequence[Split] = SPLITS) -> list[Wanted]:
-    """What a rank has when so many share a layer, for each way to split it ([CF] Fig. 3), in the order of the plot.
+    """The problems of a rank when so many ranks share a layer, for each way to split it ([CF] Fig. 3), in the plot's
+    order.
 
     Raises:
         InputError: no split of any layer leaves every rank something.

@@ -1,4 +1,4 @@
-"""What a problem weighs: its share of the network's time, and how much of that tuning may save, by the model."""
+"""The weight of a problem: its share of the network's time, and how much of that tuning may save, by the model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from convgen.tune.candidates import Candidate, ranked
 from convgen.tune.database import Ceilings
 from convgen.tune.wanted import Wanted
 
-LEAST = 0.02  # of its time, that any problem may save: the model is not sure that there is nothing
+LEAST = 0.02  # the share of its time that any problem may save: the model can't be sure that it is nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Weighed:
 
 
 def weighed(wanted: Wanted, legal: Sequence[Candidate], ceilings: Ceilings) -> Weighed:
-    """A problem, by its legal candidates."""
+    """The weight of a problem, by its legal candidates."""
     order = tuple(ranked(legal, ceilings))
     best = min((us for us, _ in order), default=0.0)
     plain = min((us for us, c in order if c.config.family == "aten"), default=best)
@@ -37,16 +37,17 @@ def weighed(wanted: Wanted, legal: Sequence[Candidate], ceilings: Ceilings) -> W
 
 
 def heaviest_first(found: Sequence[Weighed]) -> list[Weighed]:
-    """By what tuning may save; ties keep their order."""
+    """The problems in falling order of what tuning may save; ties keep their order."""
     return sorted(found, key=lambda w: -w.saved_us)
 
 
 def share_s(left_s: float, rest: Sequence[Weighed], least_s: float) -> float:
-    """Seconds for the first of the rest: its part of what is left by weight, but enough to say something.
+    """Seconds for the first of the rest: its part by weight of what is left, but no less than a problem needs.
 
     Args:
-        left_s: of the whole budget.
-        least_s: what a problem takes at least; what there is no time for is not reached, rather than hardly tried.
+        left_s: what is left of the whole budget.
+        least_s: the least that a problem takes; a problem without as much time is not reached, rather than hardly
+            tried.
     """
     total = sum(w.saved_us for w in rest)
     return min(left_s, max(least_s, left_s * (rest[0].saved_us / total if total else 1 / len(rest))))

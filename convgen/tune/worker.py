@@ -1,4 +1,4 @@
-"""The process that measures: it may hang or die without taking the tuner along.
+"""The process that measures; it may hang or die without taking the tuner along.
 
 A request is (number, name, arguments), a reply (number, dictionary); a request whose reply never comes is the
 candidate's fault. Names are methods of CpuBench and GpuBench:
@@ -9,9 +9,9 @@ candidate's fault. Names are methods of CpuBench and GpuBench:
     module     a module with a kernel and the one without, in turn (CPUs)
     ceilings   what the device reaches
 
-On a CPU with one thread this process runs nothing but ATen itself. For each kernel, and each race, it forks one that
-begins as it was before any, says its number first, and is gone afterwards with all that it started: whatever a kernel
-does to its process, the next one does not meet it.
+On a CPU with one thread this process runs nothing but ATen itself. For each kernel, and for each race, it forks a
+process, which begins in the state before any kernel, sends its number first, and is ended afterwards with all that it
+started. So whatever a kernel does to its process, the next kernel isn't affected.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def forks(target: Target, threads: int) -> bool:
 
 
 def serve(connection: Connection, target: Target, threads: int, log: str) -> None:
-    """Answer requests until the tuner goes."""
+    """Answer requests until the tuner ends the connection."""
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the tuner's
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -64,16 +64,16 @@ def serve(connection: Connection, target: Target, threads: int, log: str) -> Non
 
 
 def _forked(connection: Connection, bench: Any, number: int, name: str, arguments: list[Any]) -> None:
-    """Have a process of its own do it; pass on its reply, or how it ended."""
+    """Have a forked process answer a request; pass on its reply, or how it ended."""
     ours, theirs = Pipe(duplex=False)
     pid = os.fork()
     if not pid:
-        connection.close()  # nobody but us answers the tuner
+        connection.close()  # only the parent answers the tuner
         ours.close()
         _answer(theirs, bench, number, name, arguments)
     theirs.close()
     with suppress(OSError):
-        os.setpgid(pid, pid)  # here as well: it may be killed before it has done so itself
+        os.setpgid(pid, pid)  # the parent sets it, too: the child may be killed before it has
     connection.send((number, {"process": pid}))
     reply, status = None, None
     while reply is None and status is None:
@@ -83,14 +83,14 @@ def _forked(connection: Connection, bench: Any, number: int, name: str, argument
     reply = reply or _reply(ours, number, 0.0)
     ours.close()
     with suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)  # it, and what it started
+        os.killpg(pid, signal.SIGKILL)  # the child and what it started
     if status is None:
         _, status = os.waitpid(pid, 0)
     connection.send((number, reply if reply is not None else {"lost": os.waitstatus_to_exitcode(status)}))
 
 
 def _reply(ours: Connection, number: int, seconds: float) -> dict[str, Any] | None:
-    """What was answered to this request; anything else that comes through the pipe is no answer."""
+    """The reply to this request, if there is one; anything else that comes through the pipe is no reply."""
     with suppress(Exception):
         if ours.poll(seconds):
             got = ours.recv()
@@ -100,7 +100,7 @@ def _reply(ours: Connection, number: int, seconds: float) -> dict[str, Any] | No
 
 
 def _answer(theirs: Connection, bench: Any, number: int, name: str, arguments: list[Any]) -> None:
-    """In the forked process; it ends here."""
+    """Answer a request in the forked process, which ends here."""
     me = os.getpid()
     os.setpgid(0, 0)
     _die_with_parent()

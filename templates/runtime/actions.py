@@ -1,7 +1,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownLambdaType=false
 # (what torch leaves untyped or private, and calls by another signature than it declares)
-"""What a rank does in each kind of step: a function of what the step reads, that gives what it makes."""
+"""What a rank does in each kind of step: a function that takes what the step reads and gives what it makes."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def keeps_graph() -> bool:
 
 
 class Actions:
-    """Of a network's steps on this rank, for so many samples.
+    """The functions of a network's steps on this rank, for one number of samples.
 
     Args:
-        ctx: what rows ask of a network: name, grid, sums, types, device, and what is known at run time.
-        trains: by module of a batch norm, whether it is in training.
+        ctx: what rows ask of a network: name, grid, sums, types, device, and sizes that are known at run time only.
+        trains: says of a batch norm's module whether it is in training.
     """
 
     def __init__(self, steps: Steps, ctx: Any, place: Place, trains: Callable[[str], bool]) -> None:
@@ -77,19 +77,19 @@ class Actions:
         }
         taken: set[str] = set()
         norms = [norm_here(n, steps, self.stands, place, trains(n.module), taken) for n in steps.norms]
-        norms = norms if self.programs is None else []  # their steps are as their rows say
-        self.joints = {n.norm.moments: n.norm.centred for n in norms if n.is_joint}  # what moments are for
+        norms = norms if self.programs is None else []  # on an SW26010 norms' steps are as their rows say
+        self.joints = {n.norm.moments: n.norm.centred for n in norms if n.is_joint}  # moments' row to their reader
         none: tuple[Any, ...] = {}, {}, set()
         at_once, joints, by_tiles = norms_at_once(steps, self.stands, place) if self.programs is None else none
         self.joints |= joints
-        # By kind and key; what adds another gradient to its own is of kind `vjp_sum`, or `forward_sum`.
+        # By kind and key; a step that adds another gradient to its own is of kind `vjp_sum`, or `forward_sum`.
         self.of_norms = {key: step for n in norms for key, step in n.steps().items()} | at_once
-        self.in_place = {key for n in norms for key in n.in_place()}  # of these, what renews buffers itself
+        self.in_place = {key for n in norms for key in n.in_place()}  # steps that renew buffers themselves
         self.keep = {key for n in norms for key in (n.norm.coefficients, n.norm.centred, *n.behind)}
         self.keep |= {key for kind, key in at_once if kind == "vjp"}
         self.by_tiles = {key for n in norms for key in n.by_tiles} | by_tiles
-        self.read_again = {n.behind[-1] for n in norms if n.reads_result}  # of what these make, by norms' backward
-        self.without_gradient = {f"{n.norm.moments}.dx" for n in norms if n.is_local}  # which is made with that of y
+        self.read_again = {n.behind[-1] for n in norms if n.reads_result}  # norms' backward reads these results
+        self.without_gradient = {f"{n.norm.moments}.dx" for n in norms if n.is_local}  # it is made with that of y
         self._codes: dict[Any, Any] = {}
         self.biases = biases_of(steps, self.stands)
         self._added = {line.key: self.stands[line.key] for line in self.biases.values()}
@@ -101,10 +101,10 @@ class Actions:
         return RowHere(stand, self.place, 0)  # type: ignore[arg-type]
 
     def surrounded(self, name: str, lines: Sequence[Line], p: int | None = None) -> Box:
-        """Where an input's block lies, with the rows that these steps fetch around it.
+        """The box of an input's block with the rows that these steps fetch around it.
 
         Args:
-            p: another rank's position.
+            p: a rank's position; this rank's by default.
         """
         p = self.place.me if p is None else p
         if (name, p) not in self._surrounded:
@@ -114,18 +114,19 @@ class Actions:
         return self._surrounded[name, p]
 
     def _box_of(self, line: Line) -> Box | None:
-        """Where what a step reads lies, if it is an input that has come with the rows around it."""
+        """The box of an input that a step reads, if the input has come with the rows around its block; else None."""
         name = line.reads[-1]
         return self._surrounded[name.removesuffix(HALO), self.place.me] if name.endswith(HALO) else None
 
     def action(self, line: Line, wants: Flags, needed: Flags, read: Flags, over: bool) -> Action:
-        """What a step does.
+        """The function that does a step.
 
         Args:
-            wants: of a step that keeps something for backward by operand whether it wants a gradient, and whether what
-                lies between does.
-            needed: by slot that it makes, whether somebody reads it; read: by slot that it reads, whether it is there.
-            over: whether nobody else has what it reads first, so that it may be written over.
+            wants: of a step that keeps something for backward: for each operand, and last for what lies between,
+                whether its gradient is wanted.
+            needed: for each slot that it makes, whether somebody reads it; read: for each slot that it reads, whether
+                it is there.
+            over: whether the step may write over what it reads first, as nobody else has it.
         """
         found = self.of_norms.get((line.kind, line.key))
         if found is not None and line.kind.startswith("vjp"):
@@ -147,7 +148,7 @@ class Actions:
         return self._low(line, action) if self.ctx.low is not None and line.kind in FETCHES else action
 
     def _low(self, line: Line, action: Action) -> Action:
-        """A conversion of an operand, which autocast's type makes narrower before it moves."""
+        """A conversion of an operand, cast to autocast's type before it moves where autocast takes it so."""
         key = line.key.rpartition(":")[0] if line.kind == "send_fetch" else line.key
         stand, move = self.moves["fetch", key]
         k = next(k for k, chain in enumerate(stand.fetch) if move in chain)
@@ -168,7 +169,7 @@ class Actions:
         return [here.held(layout) for layout in stand.windows]
 
     def _code(self, key: Any, made: Callable[[], Any]) -> Any:
-        """Made once, for forward and backward."""
+        """What `made` makes: once for each key, for forward and backward."""
         if key not in self._codes:
             self._codes[key] = made()
         return self._codes[key]
@@ -225,13 +226,13 @@ class Actions:
         return forward
 
     def with_biases(self, lines: Sequence[Line]) -> list[Line]:
-        """Products that add their biases read them, too."""
+        """The steps, where those of products that add biases read the biases, too."""
         found = {key: bias.reads[1:] for key, bias in self.biases.items()}
         adds = ("forward", "join")
         return [v._replace(reads=v.reads + found.get(v.key, ())) if v.kind in adds else v for v in lines]
 
     def _bias(self, line: Line) -> LocalCode:
-        """Of the bias that a product's step adds."""
+        """Local code of the row whose bias a product's step adds."""
         stand = self._added[self.biases[line.key].key]
         return LocalCode(stand, stand.at(self.place), self._boxes(stand))
 
@@ -240,11 +241,11 @@ class Actions:
         return first_of(product.forward) if len(line.makes) == 1 else product.forward
 
     def casts(self, line: Line) -> bool:
-        """Whether a step gives what it reads, or that in another type."""
+        """Whether a step only casts: it gives the tensor that it reads where that has the type already."""
         return line.kind == "forward" and line.key in self.stands and bool(self.stands[line.key].operation.casts_to)
 
     def may_write_over(self, line: Line, maker: Line) -> bool:
-        """Whether a step can write over what it reads first, which this step has made and leaves to it."""
+        """Whether a step can write over what it reads first; `maker` has made that for it alone."""
         if line.kind == "add":
             if maker.kind in ("back", "wait_back"):
                 _, move = self.moves["back", maker.key]
@@ -262,7 +263,7 @@ class Actions:
     def _vjp(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
         code = self._whole(line.key, wants)
 
-        adds = line.kind == "vjp_sum"  # to another gradient, which it reads last
+        adds = line.kind == "vjp_sum"  # it adds another gradient, which it reads last
         operation, count = code.stand.operation, len(code.boxes)
         on_cpu = self.ctx.device == "cpu" and self.programs is None
         any_order = operation.any_order or (operation.any_order_by_aten and on_cpu)
@@ -311,7 +312,7 @@ class Actions:
         return self._code(("pieces", key), made)
 
     def _piece(self, key: str, number: int, wants: Flags) -> LocalCode:
-        """The interior, -1, or a piece of the boundary."""
+        """Local code of the interior, if `number` is -1, or of a piece of the boundary."""
         stand, pieces, _, k = self._pieces(key)
         piece = pieces.interior if number < 0 else pieces.boundary[number]
         assert piece is not None
@@ -372,7 +373,8 @@ class Actions:
         return boundary
 
     def _vjp_boundary(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
-        """Gradients of the strips, and what the boundary adds to those of other operands."""
+        """The boundary's vjp: gradients of the halo's strips, and the boundary's addends to other operands'
+        gradients."""
         stand, pieces, _, k = self._pieces(line.key)
         whole = stand.result_box(stand.at(self.place))
         places = [stand.result_box(p.at) for p in pieces.boundary]
@@ -402,12 +404,12 @@ class Actions:
         return vjp
 
     def _vjp_interior(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
-        """The interior's gradients, with what the boundary adds to them."""
+        """The interior's vjp: its gradients, with the boundary's addends to them."""
         stand, pieces, *_ = self._pieces(line.key)
-        if pieces.interior is None:  # on this rank
+        if pieces.interior is None:  # this rank has none
 
             def passed_on(kept: Any, *rest: Any) -> Any:
-                *parts, _ = rest  # none of dy
+                *parts, _ = rest  # all but dy, which comes last
                 return parts if len(parts) > 1 else parts[0]
 
             return passed_on
@@ -524,7 +526,7 @@ class Actions:
         return way_of(move, self.here(stand))
 
     def bucket(self, line: Line, read: Flags) -> Bucket:
-        """What a step packs and sends."""
+        """The bucket that a step packs and sends."""
         return self._code((line.kind, line.key, read), lambda: Bucket(line.key, read, self.ctx.net, self.place))
 
     def _start_bucket(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
@@ -548,7 +550,7 @@ class Actions:
         return lambda *operands: code.run(*map(as_one, operands))[0]
 
     def _window(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
-        """A window of the strips that a boundary reads, and the block."""
+        """Put together a rank's window from the strips that its boundary reads and from its block."""
         stand, pieces, halo, k = self._of_move(line)
         whole = self.here(stand).held(stand.windows[k])
         inner = common(halo.own, whole)
@@ -578,7 +580,7 @@ class Actions:
         name = f"{self.ctx.name}: {line.key}"
 
         def update(value: Tensor, buffer: Tensor) -> None:
-            if buffer.shape != value.shape:  # copy_ would spread it
+            if buffer.shape != value.shape:  # copy_ would broadcast it
                 sizes = f"{list(buffer.shape)} here, its new value {list(value.shape)}"
                 raise RuntimeError(f"{name} is {sizes}")
             buffer.copy_(value)

@@ -1,7 +1,8 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportPrivateUsage=false
 # (what torch leaves untyped or private)
-"""A network at the sizes that are known at run time only: steps that are kept ready, and what a call of them takes."""
+"""A network at sizes that are known at run time only: steps are kept ready for them, and a call's memory is
+foreseen."""
 
 from __future__ import annotations
 
@@ -22,11 +23,12 @@ from .recent import Recent
 
 
 class AnySize:
-    """What a network's module does by sizes.
+    """A network's module, as far as it depends on sizes.
 
     Attributes:
-        keeps_shapes: for how many sizes steps are kept ready: those of the last calls.
-        limit_bytes: of tensors that a call may make at a time on this rank; what takes more is refused before.
+        keeps_shapes: for how many sizes steps are kept ready: the sizes of the last calls.
+        limit_bytes: the most bytes of tensors that a call may have at a time on this rank; a call that takes more is
+            refused before it begins.
     """
 
     keeps_shapes: int = KEPT
@@ -53,7 +55,7 @@ class AnySize:
 
     @property
     def blocks_wanted(self) -> dict[str, tuple[Box, tuple[int, ...]]]:
-        """Of each parameter and buffer the block that this rank has, and its shape."""
+        """By parameter and buffer, the box of this rank's block and the block's shape."""
         return {name: (box, shape) for name, (_, box, shape, _) in self._wanted.items()}
 
     def share(self, other: Any, names: Iterable[str]) -> None:
@@ -82,7 +84,8 @@ class AnySize:
         return known.of((count, self.training, apart, low, wide, tuple(around.items())), made, self.keeps_shapes)
 
     def foreseen(self, count: Extents, me: int | None = None) -> Foreseen:
-        """What a call takes on this rank, or on that at a position, and its backward pass where gradients are on."""
+        """The memory that a call takes on this rank, or on the one at a position, with its backward pass where
+        gradients are on."""
         net, place, low = self._net, self._net.place(self._mesh), low_of(self._net.device)
         training, apart, position = self.training, self._apart(), place.me if me is None else me
         learns = self._learning
@@ -96,14 +99,14 @@ class AnySize:
         )
 
     def peak_bytes(self, *, batch: int | None = None, **sizes: int) -> int:
-        """The most bytes of tensors that a call makes at a time on this rank, of which it allocates none here.
+        """The most bytes of tensors that a call would have at a time on this rank; nothing is allocated to find out.
 
-        Its outputs are of them, and where gradients are on its backward pass is of the call, with gradients of outputs
-        and of parameters; inputs, parameters and buffers are not. No communication.
+        Outputs count, and where gradients are on, the backward pass with gradients of outputs and of parameters;
+        inputs, parameters and buffers don't. No communication.
 
         Args:
-            batch, sizes: the number of samples and other open extents by letter, as `H=64`; by default those that
-                it was compiled for.
+            batch, sizes: the number of samples and other open extents by letter, as `H=64`; by default those that the
+                network was compiled for.
         Raises:
             ValueError: there is no such letter, or the network computes something else for such sizes.
         """
@@ -113,7 +116,8 @@ class AnySize:
         return self.foreseen(count).peak_bytes
 
     def warm_up(self, shapes: Iterable[Mapping[str, int]]) -> None:
-        """Make steps ready for these sizes, by letter, in this mode; they are kept as those of the last calls are.
+        """Make steps ready for these sizes, given by letter, in the present mode; they are kept like those of the last
+        calls.
 
         Raises:
             ValueError: as of `peak_bytes`.
@@ -139,7 +143,7 @@ class AnySize:
 
     @property
     def _learning(self) -> tuple[str, ...]:
-        """Parameters that a call, as it would be now, makes gradients of."""
+        """The parameters whose gradients a call would make now."""
         known = self._known if torch.is_grad_enabled() else {}
         return tuple([n for n in self._learnt if n in known and known[n].requires_grad])
 

@@ -1,7 +1,7 @@
-"""Whether what a rank holds has the rows that its local code takes: asked when rows stand at new sizes.
+"""Checks that a rank holds the rows that its local code takes, each time that rows stand at new sizes.
 
-What moves was derived for sizes that stand for all others. Where it isn't enough at some, all ranks refuse the call:
-nothing is computed from rows that aren't there.
+The conversions were derived at a few sizes that stand for all others. Where they bring too little at some sizes, all
+ranks refuse the call: nothing is computed from rows that aren't there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .travel import RowHere
 
 
 def lacking(stands: Mapping[str, Stand], place: Place) -> Iterator[str]:
-    """What rows lack on this rank: of operands that are read by other rows than a block's own."""
+    """Words for what rows lack on this rank, of operands of which they read more than a block."""
     gradients = {one.label for stand in stands.values() for one in stand.derived.values()}  # which have none
     for stand in stands.values():
         here = RowHere(stand, place, 0)  # type: ignore[arg-type]

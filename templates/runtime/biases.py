@@ -1,11 +1,13 @@
-"""Products that add the bias of the row behind them, as ATen's do: in one call, and before they round.
+"""Products that add the bias of the row behind them, as ATen's addmm does: in one call, and before the result is
+rounded.
 
     step                its row says            here
     product             x * w, rounded          x * w + bias, rounded
     bias                + bias, rounded again   what the product has made
 
 Backward is as the rows say: neither gradient reads the sum. Prices say the same (program/biases.py). Where a product
-goes by chunks, the bias is added as these are put together, to the last bit as its row would; prices have a pass of it.
+goes by chunks, the bias is added as these are put together, to the last bit as its row would; its price has one pass
+over memory for that.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from .rows import Stand
 
 
 class AddedBefore(Pointwise):
-    """A bias that is in the first operand already."""
+    """The bias row's operation where its first operand has the bias added already."""
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         return operands[:1]
@@ -38,19 +40,19 @@ class AddedBefore(Pointwise):
     local_over, kept_over = local, kept
 
     def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
-        if kept or not self._others:  # of several types, or there is nothing to sum
+        if kept or not self._others:  # backward casts between several types, or has nothing to sum
             return super().vjp(way, at, wanted, kept, *dys)
         (dy,) = dys
         return dy if wanted[0] else None, dy.sum(self._others) if wanted[1] else None
 
     @cached_property
     def _others(self) -> list[int]:
-        """Dimensions over which the bias is the same."""
+        """The dimensions along which the bias is the same, over which its gradient is a sum."""
         return [d for d in range(len(self.shape)) if d != self.adds_along]
 
 
 def added_before(stand: Stand) -> Stand:
-    """The row of a bias whose product has added it."""
+    """The bias row where its product has added the bias."""
     made, of = copy(stand), stand.operation
     assert isinstance(of, Pointwise)
     made.operation = AddedBefore(of.function, of.shape, of.shapes, of.places, of.settings, of.keeps)
@@ -58,8 +60,8 @@ def added_before(stand: Stand) -> Stand:
 
 
 def biases_of(steps: Steps, stands: Mapping[str, Stand]) -> dict[str, Line]:
-    """By product the step that adds its bias, where the product's part is whole, or put together of sums of chunks, and
-    nothing else reads it."""
+    """By product, the step that adds its bias, where nothing else reads the product and the rank has it whole, or puts
+    it together from sums of chunks."""
     found: dict[str, Line] = {}
     products = {line.makes[0]: line for line in steps.forward if line.kind in ("forward", "join")}
     readers: dict[str, set[tuple[str, str]]] = {}
@@ -72,7 +74,7 @@ def biases_of(steps: Steps, stands: Mapping[str, Stand]) -> dict[str, Line]:
         if product is None or bias is None or line.kind != "forward" or line.reads[0] in outputs:
             continue
         of, there = stands.get(product.key), readers[line.reads[0]] == {(line.kind, line.key)}
-        is_parameter = len(line.reads) == 2 and line.reads[1].startswith("[")  # so it is there before the product is
+        is_parameter = len(line.reads) == 2 and line.reads[1].startswith("[")  # then it is there before the product
         if of is not None and there and is_parameter and product.when == line.when and _is_bias(of, bias):
             found[product.key] = line
     return found
@@ -81,7 +83,7 @@ def biases_of(steps: Steps, stands: Mapping[str, Stand]) -> dict[str, Line]:
 def _is_bias(product: Stand, bias: Stand) -> bool:
     """Whether a row adds a vector to a product, and nothing moves between them."""
     chunks = product.row.chunks
-    joined = chunks is not None and chunks[-1]  # of what has moved
+    joined = chunks is not None and chunks[-1]  # the chunks that are joined have moved already
     whole = all(r.row.early is None for r in (product, bias)) and bias.row.chunks is None
     if not (whole and (joined or chunks is None)) or any((*bias.fetch, *bias.store)):
         return False
@@ -95,10 +97,10 @@ def _is_bias(product: Stand, bias: Stand) -> bool:
 
 
 class WithBias:
-    """A product on this rank.
+    """A product on this rank that adds a bias.
 
     Args:
-        bias: the code of the row behind, as it says.
+        bias: the bias row's own local code.
     """
 
     def __init__(self, code: LocalCode, bias: LocalCode) -> None:
@@ -135,7 +137,7 @@ class JoinedWithBias:
 
     Args:
         joined: puts them together, and adds a vector that it may be given.
-        bias: the code of the row behind, as it says.
+        bias: the bias row's own local code.
     """
 
     def __init__(self, joined: Callable[..., Tensor], bias: LocalCode) -> None:

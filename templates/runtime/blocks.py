@@ -27,11 +27,11 @@ from .transport import shared
 class Held(NamedTuple):
     """Where a block lies in its tensor, and which ranks of the mesh hold what; kernel dimensions included."""
 
-    name: str  # of the layer and the tensor
-    key: str  # of the mesh
+    name: str  # the layer's and the tensor's
+    key: str  # the mesh's
     whole: tuple[int, ...]
     box: Box
-    ranks: tuple[int, ...]  # of the mesh
+    ranks: tuple[int, ...]  # the mesh's
     device: str
     copies: tuple[int, ...]  # the ranks with this very block
     blocks: tuple[int, ...]  # ranks that together hold every block once, this one among them
@@ -50,15 +50,15 @@ class Block(torch.Tensor):
     take a part for the whole, or change blocks that differ: it is refused.
     """
 
-    held: Held | None  # none: a rearrangement, of which only is known from which blocks its elements may be
+    held: Held | None  # None: a rearrangement, of elements of the blocks in `of`
     of: frozenset[Held]
     _block: Tensor
-    _uncut: bool  # it has all elements of its block
+    _uncut: bool  # whether it has all elements of its block
     _is_param: bool = False
     __torch_function__: Any = torch._C._disabled_torch_function_impl
 
-    # The same elements elsewhere, or filled with something, besides what torch tags as pointwise; of torch's operations
-    # on lists all but some are. What draws random numbers is not here: copies would part.
+    # These give the same elements elsewhere, or fill them; so do torch's pointwise operations, and of its operations
+    # on lists all but some. Operations that draw random numbers are not here: copies would become different.
     ALIKE = frozenset({
         "detach", "alias", "lift_fresh", "copy_", "_to_copy", "zero_", "fill_", "masked_fill", "masked_fill_",
         "empty_like", "zeros_like", "ones_like", "full_like",
@@ -90,7 +90,7 @@ class Block(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is DETACH:  # autograd takes each gradient so, and the general way costs a tenth of a step of small rows
+        if func is DETACH:  # autograd detaches each gradient, and the general way costs a tenth of a step of small rows
             return args[0]._like(args[0]._block.detach())
         kwargs = kwargs or {}
         given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Block)]
@@ -101,7 +101,7 @@ class Block(torch.Tensor):
         name = func.overloadpacket.__name__
         if func.namespace == "convgen" and name.endswith("_inside"):
             return given[0]._block.view_as(given[0]._block)
-        if name == "_is_any_true":  # torch's anomaly mode asks it, of this rank's gradient
+        if name == "_is_any_true":  # torch's anomaly mode asks it of each rank's gradient
             return func(given[0]._block)
         if name in REDUCTIONS and all(t.held for t in given):
             said = said_by_name(func, args, kwargs)
@@ -143,14 +143,14 @@ class Block(torch.Tensor):
         return tree_map(as_block, result)
 
     def _like(self, block: Tensor) -> Block:
-        """The same elements of the same place in another tensor."""
+        """A Block of the same place with this plain block."""
         made = Block(block, self.held, self.of)
         made._uncut = self._uncut
         return made
 
     @classmethod
     def _numbers(cls, func: Any, name: str, said: dict[str, Any], args: Any) -> Any:
-        """Numbers of whole tensors; of ordinary ones in a list what torch has."""
+        """Numbers of Blocks' whole tensors; ordinary tensors in a list get torch's."""
         several = isinstance(args[0], (list, tuple))
         tensors = list(args[0]) if several else [args[0]]
         places = [i for i, t in enumerate(tensors) if isinstance(t, Block)]
@@ -164,7 +164,8 @@ class Block(torch.Tensor):
         return made if several else made[0]
 
     def keep_place(self, name: str) -> None:
-        """Have the gradient that a number of all elements gives be a Block: torch makes a plain one, of this shape."""
+        """Make a Block of the gradient that comes through a number of all elements: torch makes a plain tensor of this
+        shape."""
         held = cast(Held, self.held)
         if name == "mean" and self.shape != held.whole:
             raise RuntimeError(
@@ -176,8 +177,8 @@ class Block(torch.Tensor):
 
     @classmethod
     def _may(cls, func: Any, name: str, many: bool, args: Any, given: list[Block]) -> bool:
-        """Refuse an operation that would not know that it sees parts; whether what it makes are blocks in turn, and not
-        a tensor that all ranks have, of blocks that are whole tensors."""
+        """Refuse an operation that would take parts for whole tensors. True where it makes Blocks again; False where
+        all blocks are whole tensors, so that it makes the same plain tensor on all ranks."""
         alike = (many or torch.Tag.pointwise in func.tags or name in cls.ALIKE) and name not in cls.NOT_POINTWISE
         parts = any(t.held is None for t in given)
         if name == "cat" and cls._whole(given):
@@ -185,15 +186,15 @@ class Block(torch.Tensor):
         if name in cls.REARRANGED or (name == "copy_" and parts):
             return True
         lists = [[t for t in a if isinstance(t, Tensor)] for a in args if isinstance(a, (list, tuple))]
-        together = zip(*lists, strict=False) if many else [given]  # of operations on lists, element by element
+        together = zip(*lists, strict=False) if many else [given]  # operations on lists go element by element
         if alike and all(len({t.place for t in row if isinstance(t, Block)}) < 2 for row in together):
             return True
-        draws = torch.Tag.nondeterministic_seeded in func.tags  # by rank: copies would part
+        draws = torch.Tag.nondeterministic_seeded in func.tags  # each rank draws its own: copies would become different
         if not (many or draws) and cls._whole(given):
             return False
         held = next((t.held for t in given if t.held), None) or min(given[0].of)
         why = "mix blocks of different places" if alike else "take blocks for whole tensors"
-        # Not a TypeError, of which torch's operators make one of their own.
+        # Not a TypeError: torch's operators replace that by one of their own.
         raise RuntimeError(
             f"{held.name}: {name} would {why}; this rank holds {list(held.box)} of {held.whole}. gather(...) gives the "
             "whole tensor, differentiably; norm(), sum(), mean(), max() and min() of all elements are right; "
@@ -202,17 +203,19 @@ class Block(torch.Tensor):
 
     @staticmethod
     def _whole(given: list[Block]) -> bool:
-        """Whether these are all there is of their tensors: every rank has the same, and makes the same of it."""
+        """Whether these blocks are whole tensors: then every rank has the same, and makes the same of it."""
         return all(t._uncut and h.box == tuple((0, n) for n in h.whole) for t in given for h in t.of)
 
     def size(self, dim: int | None = None) -> Any:
-        """As torch has it; but DCP, which has no other way to ask, compares with the size that it has stored."""
+        """The block's size, as in torch; but the whole tensor's for DCP, which compares it with the size that it has
+        stored."""
         if dim is not None or self.held is None or not called_by("torch.distributed.checkpoint."):
             return self.shape if dim is None else self.shape[dim]
         return torch.Size(self.held.whole)
 
     def numel(self) -> int:
-        """How many elements the whole tensor has, as its norm and sum are of these; `shape` is this rank's block's."""
+        """The number of elements of the whole tensor, which norm and sum are of; `shape` is that of this rank's
+        block."""
         return self._block.numel() if self.held is None else math.prod(self.held.whole)
 
     nelement = numel
@@ -232,7 +235,7 @@ class Block(torch.Tensor):
         DATA.__set__(self, value)
         self._block = value._block.detach()
 
-    data: Any = property(DATA.__get__, _set_data)  # torch's changes the outside alone
+    data: Any = property(DATA.__get__, _set_data)  # torch's own setter would leave `_block` as it was
 
     def to_local(self) -> Tensor:
         """The plain block; autograd goes through."""
@@ -249,7 +252,7 @@ class Block(torch.Tensor):
         return f"Block({self._block}, {self.held or [h.name for h in self.of]})"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # Pickle looks functions up by name: of a module that is there, should the first be loaded again or forgotten.
+        # Pickle looks functions up by name: in a module that is there, should the first be loaded again or forgotten.
         there = (getattr(sys.modules.get(name), "rebuild_block", None) for name in shared["homes"])
         rebuild = next(filter(None, there), rebuild_block)
         held, of = self.held and tuple(self.held), tuple(sorted(map(tuple, self.of)))
@@ -262,7 +265,7 @@ class Block(torch.Tensor):
             copied.grad = self.grad.__deepcopy__(memo)
         return copied
 
-    # torch.distributed.checkpoint's protocol: what of the whole tensor is here.
+    # torch.distributed.checkpoint's protocol: which part of the whole tensor is here.
 
     def __create_chunk_list__(self) -> list[Any]:
         from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
@@ -307,7 +310,7 @@ class Block(torch.Tensor):
 
 
 class KeepPlace(NamedTuple):
-    """A hook of a Block on its gradient."""
+    """A Block's hook that makes its gradient a Block of the same place."""
 
     held: Held
     of: frozenset[Held]
@@ -319,7 +322,7 @@ class KeepPlace(NamedTuple):
 
 
 def keep_blocks(sharded: Any) -> None:
-    """FSDP2 makes plain gradients, of which a norm would be silently that of a part."""
+    """Make Blocks of FSDP2's gradients: it makes plain ones, whose norm would be a part's without a word."""
     gradient = sharded.grad
     if not isinstance(gradient._local_tensor, Block):
         part = Block(gradient._local_tensor, None, sharded._local_tensor.of)
@@ -343,11 +346,11 @@ def rebuild_block(block: Tensor, held: Any, of: Any, requires_grad: bool, is_par
     return torch.nn.Parameter(made, requires_grad) if is_param else made.requires_grad_(requires_grad)
 
 
-torch.serialization.add_safe_globals([rebuild_block])  # torch.load of a file of blocks, as people call it
+torch.serialization.add_safe_globals([rebuild_block])  # so that a plain torch.load reads a file of Blocks
 
 
 def called_by(package: str) -> bool:
-    """Whether the caller of who asks is of this package."""
+    """Whether the function that calls the asking one is of this package."""
     return sys._getframe(2).f_globals.get("__name__", "").startswith(package)
 
 
@@ -393,12 +396,13 @@ def may_share(of: frozenset[Held], group: Any) -> None:
 
 
 def digest(what: object) -> Tensor:
-    """32 bytes that say whether two ranks have the same."""
+    """A hash of 32 bytes, by which two ranks find out whether they have the same."""
     return torch.frombuffer(bytearray(hashlib.sha256(repr(what).encode()).digest()), dtype=torch.uint8).clone()
 
 
 class Function(torch.autograd.Function):
-    """torch's, whose apply asks for the signature of forward at every call: here it is made once."""
+    """torch.autograd.Function with a quicker apply: torch's asks for forward's signature at every call, this one
+    once."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -407,7 +411,7 @@ class Function(torch.autograd.Function):
 
 
 class Unmapped(Function):
-    """That of a network: vmap would send one message for each of its members."""
+    """A Function of a network, which vmap can't map: it would send a message for each of its members."""
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *values: Any) -> Any:
@@ -421,7 +425,7 @@ class Unmapped(Function):
 
 
 class Inside(Function):
-    """The plain block of a DTensor or a Block."""
+    """The plain block of a DTensor or a Block; autograd goes through."""
 
     @staticmethod
     def forward(of: Any) -> Tensor:
@@ -452,13 +456,13 @@ def in_memory_as(strides: tuple[int, ...], block: Tensor) -> Tensor:
 
 
 class Around(Function):
-    """A plain block as the DTensor or the Block that has this place."""
+    """A plain block as a DTensor or a Block of this place; autograd goes through."""
 
     @staticmethod
     def forward(block: Tensor, place: Any) -> Any:
         if isinstance(place, tuple):
             return Block(block, *place)
-        # Not by a call, whose `__init__` takes longer and does nothing.
+        # Not by calling the class: its `__init__` takes longer and does nothing.
         own = in_memory_as(place.stride, block.detach())
         return cast(Any, DTensor).__new__(DTensor, own, place, requires_grad=False)
 

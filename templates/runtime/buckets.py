@@ -20,8 +20,8 @@ from .mesh import Place
 from .travel import RowHere, flat_as, unflat_as
 
 GRADIENTS = "gradients"
-WORDS = 16  # bytes: what kernels write begins at a multiple
-EARLY = 32 << 20  # bytes of a message whose memory may be there before most of its values are, beside activations
+WORDS = 16  # kernels write to addresses that are multiples of so many bytes
+EARLY = 32 << 20  # bytes; a larger message gets memory early, beside activations, only for half of it or more
 Like = tuple[torch.Size, torch.dtype]
 
 
@@ -32,18 +32,19 @@ class MessageMemory:
     (operations/offered.py), and what is made there is not copied.
 
     Args:
-        last: values lie in it with channels last.
+        last: whether values lie in it with channels last.
     """
 
     def __init__(self, dtype: torch.dtype, *, last: bool) -> None:
         self.dtype, self.last = dtype, last
-        self.like: list[Like | None] = []  # of what came the last time
-        self._starts = [0]  # of each value the first element, and how many there are
+        self.like: list[Like | None] = []  # shape and type of each value that came the last time
+        self._starts = [0]  # each value's first element, then their total number
         self._memory: Tensor | None = None
         self._taken: dict[int, Tensor] = {}
 
     def offer(self, k: int, shape: Sequence[int], of: Tensor) -> Tensor | None:
-        """Memory for value k, where it will be one of this shape and of's type. None of it is offered twice."""
+        """Memory for value k in the message, if it will have this shape and the type of `of`; None else. No memory is
+        offered twice."""
         like = self.like[k] if self.like else None
         if like != (tuple(shape), of.dtype) or of.dtype != self.dtype or k in self._taken:
             return None
@@ -59,13 +60,13 @@ class MessageMemory:
         return self._taken[k]
 
     def packed(self, given: Sequence[Tensor | None]) -> Tensor:
-        """Values one behind the other, in memory that nothing else has."""
+        """The values one behind the other, in memory that nothing else uses."""
         memory, taken, known = self._memory, self._taken, self.like
         self._memory, self._taken = None, {}
         self.like = [None if g is None else (g.shape, g.dtype) for g in given]
         if self.like != known:
             self._starts = [0, *accumulate(0 if g is None else g.numel() for g in given)]
-        # Local code may have left a place unused, or another pass may have taken it: then all is packed anew.
+        # Local code may have left its place unused, or another pass may have taken it: then all values are packed anew.
         if memory is None or self.like != known or not all(_is_at(given[k], there) for k, there in taken.items()):
             parts = [g for g in given if g is not None]
             return torch.cat([flat_as(g, self.last) for g in parts], out=parts[0].new_empty(0, dtype=self.dtype))
@@ -77,10 +78,10 @@ class MessageMemory:
 
 
 class Bucket:
-    """What a step sends that packs values.
+    """A bucket on this rank: it packs values and sends them.
 
     Args:
-        key: the bucket's name, axes and type; read: by value, whether it comes.
+        key: the bucket's name, axes and type; read: for each value, whether it comes.
     """
 
     def __init__(self, key: str, read: Sequence[bool], net: Any, place: Place) -> None:
@@ -89,7 +90,7 @@ class Bucket:
         self.memory, self.group = MessageMemory(getattr(torch, kind), last=net.last), self.here.group(self.over)
 
     def start(self, *values: Tensor | None) -> Any:
-        """Send them; of those that nobody asks for, nothing."""
+        """Start the all-reduce of the values that somebody asks for."""
         given = [g if there else None for g, there in zip(values, self.read, strict=True)]
         packed = self.memory.packed(given)
         ranks = len(self.group.ranks)

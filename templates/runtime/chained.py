@@ -1,6 +1,6 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # (what torch leaves untyped)
-"""Chains of rows element by element, by a package's kernels."""
+"""Chains of elementwise rows, done by a package's kernels."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ class ChainKernel:
         self.module = module
 
     def takes(self, chain: ElementChain, operands: Sequence[Tensor], *, copies: bool = False) -> bool:
-        """Whether operands are of one type, and one of those that lie as the result does has channels last in
-        memory; `copies`: or may be copied so."""
+        """Whether the kernels can run the chain: all operands are of one type, and one operand of the result's shape
+        lies in memory with channels last. With `copies` the operands may be copied there, so their memory doesn't
+        matter."""
         first = _whole(chain, operands)[0]
         last, kind = _memory(chain, first), str(first.dtype).removeprefix("torch.")
         lies = copies or any(t.is_contiguous(memory_format=last) for t in _whole(chain, operands))
@@ -35,7 +36,7 @@ class ChainKernel:
         return lies and alike and first.numel() > 0
 
     def lying(self, chain: ElementChain, operands: Sequence[Tensor]) -> list[Tensor]:
-        """Operands as kernels read them."""
+        """Operands in the memory format that the kernels read; an operand in another one is copied."""
         found: list[Tensor] = []
         for t, lies in zip(operands, chain.lies, strict=True):
             memory = _memory(chain, t) if lies == "ncp" else torch.contiguous_format
@@ -51,7 +52,7 @@ class ChainKernel:
     def kept(
         self, chain: ElementChain, wanted: Sequence[bool], operands: Sequence[Tensor]
     ) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
-        """The result; what its gradients read, the operands' shapes, and this."""
+        """The result; and for backward what the gradients read, the operands' shapes, and this object."""
         operands = self.lying(chain, operands)
         y, reads = self.made(chain, operands), chain.reads(wanted)
         found = [t if k in reads else None for k, t in enumerate((*operands, y))]
@@ -68,10 +69,10 @@ class ChainKernel:
 
 
 def _memory(chain: ElementChain, t: Tensor) -> torch.memory_format:
-    """In which channels are last."""
+    """The format with channels last, or the contiguous one where the chain goes along the last dimension."""
     return torch.contiguous_format if chain.trailing else CHANNELS_LAST[t.dim()]
 
 
 def _whole(chain: ElementChain, operands: Sequence[Tensor]) -> list[Tensor]:
-    """Those that lie as the result does."""
+    """The operands that have an element for each element of the result."""
     return [t for t, lies in zip(operands, chain.lies, strict=True) if lies == "ncp"]

@@ -14,8 +14,8 @@ from .blocks import Function
 
 
 class Last(Function):
-    """An output that keeps a tensor, though an empty one: the last that checkpointing sees kept and the first that it
-    is asked for. So all ranks compute again at the same place and to the end, also those that have nothing to keep."""
+    """An output that keeps an empty tensor: the last one that checkpointing sees kept, and the first one that backward
+    asks for. So all ranks compute again at the same place and to the end, also those that have nothing else to keep."""
 
     @staticmethod
     def forward(output: Tensor) -> Tensor:
@@ -32,7 +32,7 @@ class Last(Function):
 
 
 def kept(made: Any) -> Any:
-    """Outputs, each with a Last."""
+    """The outputs, each with a Last behind it."""
     if isinstance(made, dict):
         return {name: kept(y) for name, y in made.items()}
     if isinstance(made, tuple):
@@ -41,6 +41,6 @@ def kept(made: Any) -> Any:
 
 
 def is_kept_elsewhere() -> bool:
-    """Whether hooks take what autograd keeps, as those of activation checkpointing do."""
+    """Whether hooks take the tensors that autograd keeps, as those of activation checkpointing do."""
     ask = getattr(cast(Any, torch._C)._autograd, "_top_saved_tensors_default_hooks", None)
     return ask is None or ask(True) is not None

@@ -1,6 +1,6 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # (what torch leaves untyped or private, and calls by another signature than it declares)
-"""Arguments and modules that don't fit are refused before anything is sent."""
+"""Checks that refuse arguments and modules that don't fit, before anything is sent."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ def check(here: Here, given: dict[str, tuple[Tensor | None, Layout | None]], ent
 
     Args:
         given: for each argument its value and layout; no layout where the layer has no such tensor.
-        entry: what begins here and tells the other ranks; nothing is sent without it, as while torch asks for shapes.
+        entry: the name of the entry that begins here, which the other ranks are told; without it nothing is sent, as
+            when torch asks for shapes.
     Returns:
-        What reads their answers, as of `enter`.
+        The function that reads their answers, as `enter` returns it.
     """
     layer = here.layer
     faults = [f"batch= wants the global number of samples, got {here.batch}"] if here.batch < 1 else []
@@ -76,13 +77,14 @@ def layout_text(layout: Layout) -> str:
 
 
 def refuse_forward_mode(name: str) -> None:
-    """An op can't see whether its operands have tangents; torch would take those of its results for zero."""
+    """Refuse forward-mode differentiation: an op can't see whether its operands have tangents, and torch would take its
+    results' tangents for zero."""
     if getattr(forward_ad, "_current_level", -1) >= 0:
         raise RuntimeError(f"{name}: forward-mode differentiation (jvp, jacfwd) is not supported; vjp and jacrev are")
 
 
 def refuse_vmap(name: str) -> None:
-    """Collectives of networks would take a batched tensor for a plain one."""
+    """Refuse vmap over a network: its collectives would take a batched tensor for a plain one."""
     stack = getattr(torch, "_C")._functorch.get_interpreter_stack()  # noqa: B009  private
     if stack and any(str(one.key()).endswith("Vmap") for one in stack):
         raise TypeError(f"{name}: vmap over a network is not supported; more samples are a larger batch")

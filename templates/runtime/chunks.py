@@ -6,8 +6,8 @@
              | chunk 1  | chunk 2  | chunk 3  |           this rank
                         | scatter 1| scatter 2| scatter 3 the lane
 
-In backward the last chunk comes first. An operand's rows that several chunks read come with the first of them, and
-their gradient is complete, and goes, with that of the last that backward comes to: the same one.
+In backward the last chunk comes first. An operand's rows that several chunks read come with the first of these chunks.
+Backward comes to that chunk last, so the rows' gradient is complete there and leaves with it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Going(NamedTuple):
 
 
 def cut(box: Box, d: int, rows: Rows) -> Box:
-    """These rows of a box, of dimension d."""
+    """A box cut to these rows of dimension d."""
     return (*box[:d], rows, *box[d + 1 :])
 
 
@@ -64,7 +64,7 @@ def send(move: Move, step: str, value: Tensor, d: int, rows: Rows, here: RowHere
     """Start a conversion of some rows of a value.
 
     Args:
-        value: those rows of what the rank has; channels in parts, where they go so.
+        value: those rows of what the rank has; its channels lie in parts if the conversion moves parts.
         d: the dimension of the rows, which the conversion leaves as it is.
     """
     kind, over, src, dst, _, dtype = move
@@ -89,7 +89,7 @@ def send(move: Move, step: str, value: Tensor, d: int, rows: Rows, here: RowHere
     else:
         scatters = kind == "reduce_scatter"
         pieces = [cut(held_at(stand, dst, p, 0), d, rows) for p in peers] if scatters else []
-        if in_parts:  # zeros of a rank that computes nothing come as a tensor
+        if in_parts:  # the zeros of a rank that computes nothing aren't in parts
             packed = value if value.dim() == 1 else to_parts(value, len(peers))
         else:
             packed = pack(value, held, pieces, "", stand) if scatters else flat(value, stand)
@@ -105,7 +105,8 @@ def send(move: Move, step: str, value: Tensor, d: int, rows: Rows, here: RowHere
 
 
 class ChunkHere(NamedTuple):
-    """A chunk: where it stands, its rows of the result, and of the operand those that it brings and that it reads."""
+    """A chunk: its place, the rows of the result that it makes, and the rows of the operand that come with it and that
+    it reads."""
 
     at: At
     makes: Rows
@@ -114,7 +115,7 @@ class ChunkHere(NamedTuple):
 
 
 class Chunked:
-    """A row in chunks on this rank: where each stands.
+    """A row in chunks on this rank.
 
     Args:
         last: whether activations lie, and travel, with channels last.
@@ -122,7 +123,7 @@ class Chunked:
     Attributes:
         k: the operand that comes by chunks, if any, along its dimension `d`; `of_result`: whether what is made goes by
             chunks, along its dimension `e`.
-        held: of each operand what the rank has of it.
+        held: for each operand, the box that the rank has of it.
     """
 
     def __init__(self, stand: Stand, here: RowHere, last: bool = False) -> None:
@@ -163,7 +164,7 @@ class Chunked:
         return parts
 
     def box(self, k: int, j: int) -> Box:
-        """Where a chunk's part of an operand stands."""
+        """The box of an operand that a chunk reads."""
         operand, part, held = self.stand.signature.inputs[k], self.parts[j], self.held[k]
         if self.index not in operand.indices:
             return held
@@ -176,7 +177,7 @@ class Chunked:
     # ---- What travels ----
 
     def start(self, side: str, j: int, step: str, value: Tensor) -> Going:
-        """Chunk j of a conversion; of what is fetched or given the value is the whole, else the chunk."""
+        """Start chunk j of a conversion; the value is the whole one on sides `fetch` and `given`, else the chunk."""
         part, rows = self.parts[j], self.held[self.k][self.d] if self.k is not None else (0, 0)
         match side:
             case "fetch":
@@ -192,23 +193,23 @@ class Chunked:
                 return send(self.back[0], step, self._lying(value), self.d, part.brings, self.here)
 
     def _lying(self, value: Tensor) -> Tensor:
-        """A value as it is packed: with channels last however it lies."""
+        """A value as packing takes it: any memory format where channels travel last, else contiguous."""
         return value if self.stand.channels_last else value.contiguous()
 
     def _of_result(self, j: int, dy: Tensor) -> Tensor:
-        """Of the result's gradient the rows that a chunk has made."""
+        """The rows of the result's gradient that belong to chunk j."""
         (first, _), (lo, hi) = self.here.held(self.given[0].src)[self.e], self.parts[j].makes
         return dy.narrow(self.e, lo - first, hi - lo)
 
     def gradient(self, j: int, dy: Tensor) -> Tensor:
-        """What of a gradient is a chunk's: what has come for it, or a part of what the rank has."""
+        """A chunk's part of the result's gradient: all of what has come for it, or cut from what the rank has."""
         return dy if self.given else within(dy, self.whole, self.places[j])
 
     # ---- The operand ----
 
     def arrived(self, j: int, there: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """What a chunk reads: what it brings, behind those rows that chunks before it have brought; and it again, if
-        the next chunk reads some of it."""
+        """The rows that a chunk reads: those that came with it, behind those that came with chunks before it; and again
+        the same if the next chunk reads some of them, else None."""
         part = self.parts[j]
         if part.reads[0] < part.brings[0]:
             assert before is not None
@@ -219,12 +220,12 @@ class Chunked:
         return there, there if overlaps else None
 
     def operands(self, j: int, given: Sequence[Tensor], *, has_come: bool) -> list[Tensor]:
-        """Of operands what a chunk reads of them."""
+        """The parts of the operands that a chunk reads."""
         return [t if k == self.k and has_come else within(t, self.held[k], self.box(k, j)) for k, t in enumerate(given)]
 
     def brought(self, j: int, gradient: Tensor, carried: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Of the gradient of what a chunk reads that of what it has brought, which is complete, and the rest, in a wide
-        type, for the chunk before."""
+        """The gradient of the rows that came with a chunk, which is complete, and in a wide type that of the rows
+        before them, for the chunk before."""
         part, d, total = self.parts[j], self.d, gradient
         if carried is not None:
             lo, hi = self.parts[j + 1].reads[0], self.parts[j + 1].brings[0]
@@ -234,15 +235,15 @@ class Chunked:
         own = total.narrow(d, before, part.brings[1] - part.brings[0]).to(gradient.dtype)
         if not before:
             return own, None
-        return own, total.narrow(d, 0, before).to(wide_type(gradient.dtype))  # as sums of parts are
+        return own, total.narrow(d, 0, before).to(wide_type(gradient.dtype))  # sums of parts are made in a wide type
 
     # ---- Together ----
 
     def joined(self, pieces: Sequence[Tensor], bias: Tensor | None = None) -> Tensor:
-        """The result on this rank, as it is stored if it goes by chunks.
+        """The result on this rank, put together; laid out as it is stored if it goes by chunks.
 
         Args:
-            bias: that is added to it, if it does.
+            bias: is added to a result that goes by chunks.
         """
         pieces = pieces[: len(self.parts)]
         if not self.of_result:
@@ -279,7 +280,7 @@ class Chunked:
 
 
 def _empty(like: Tensor, box: Box, stand: Any) -> Tensor:
-    """Memory for a box, in which it lies as what travels."""
+    """Memory for a box, in the memory format of what travels."""
     shape = stand.shape(box, "")
     return unflat(like.new_empty(math.prod(shape)), shape, stand)
 

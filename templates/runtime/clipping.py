@@ -1,7 +1,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportPrivateUsage=false
 # (what torch leaves untyped or private, and calls by another signature than it declares)
-"""A norm of any mix of parameters."""
+"""The norm of the gradients of any mix of parameters."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Stage = tuple[Transport, tuple[int, ...]]
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The memory of this rank's part of a tensor, unknown to autograd."""
+    """This rank's part of a tensor, detached: the same memory, unknown to autograd."""
     inner = getattr(tensor, "_block", getattr(tensor, "_local_tensor", tensor))
     return inner.detach()
 
 
 def within_reach(tensor: Tensor) -> Tensor:
-    """The same, and no view of it where autograd doesn't track it, for callers that hand it to nobody."""
+    """This rank's part of a tensor, itself where autograd doesn't track it, for callers that hand it to nobody."""
     inner = getattr(tensor, "_block", getattr(tensor, "_local_tensor", tensor))
     return inner.detach() if inner is tensor or inner.requires_grad else inner
 
@@ -42,7 +42,7 @@ def clip_grad_norm_(
     whole gradients as one vector, which every rank gets; every rank calls it.
 
     A plain gradient counts once: it is taken to be the same on all ranks. Each set of ranks among which some gradients
-    are split gathers one number.
+    are split gathers one number a rank.
     """
     if norm_type <= 0:
         raise ValueError(f"clip_grad_norm_ wants a norm_type above 0, or inf, got {norm_type}")
@@ -80,7 +80,7 @@ def clip_grad_norm_(
 
 
 class Caller(NamedTuple):
-    """What the envelope of a call needs to know of it that is no layer's or network's own."""
+    """The caller that an envelope names where a call belongs to no layer or network."""
 
     name: str
     identity: bytes
@@ -97,7 +97,7 @@ class Anywhere(NamedTuple):
 
 
 def entered(parameters: Sequence[Any], facts: dict[str, object]) -> list[Callable[[], None]]:
-    """Begin clipping on each set of ranks that a parameter is on; what reads the others' answers."""
+    """Begin clipping on each set of ranks that a parameter is on; the functions that read the other ranks' answers."""
     ends: dict[tuple[int, ...], Transport] = {}
     for p in parameters:
         if isinstance(p, Block):
@@ -119,10 +119,11 @@ def entered(parameters: Sequence[Any], facts: dict[str, object]) -> list[Callabl
 
 
 def split_among(gradient: Any, mesh: Any = None) -> tuple[tuple[Stage, ...], Tensor]:
-    """Sets of ranks that hold the parts of a gradient once, with what they talk through, and this rank's part of it.
+    """The sets of ranks that hold each part of a gradient once, with the transports they talk through, and this rank's
+    part.
 
     Args:
-        mesh: the parameter's, as torch may give its gradient an equal one of before.
+        mesh: the parameter's mesh, as torch may give the gradient an equal one that is gone.
     """
     if isinstance(gradient, Block):
         held = gradient.held or min(gradient.of)

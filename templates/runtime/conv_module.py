@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 
 
 class ConvModule(torch.nn.Module):
-    """The layer: of `weight` and `bias`, torch's default initialisation of the global layer, this rank has its blocks.
+    """The layer as a module: this rank has its blocks of `weight` and `bias`, filled by torch's default for the whole
+    layer.
 
     Args:
-        seed: of the initialisation; with it torch's own module, torch.nn.Conv2d or its like, draws the same numbers.
+        seed: the initialisation's; with it torch's own module, torch.nn.Conv2d or its like, draws the same numbers.
         parameters: dtensors, or Blocks where DTensor can't say the layout; or blocks: Blocks, for models that mix them
             with ordinary parameters in one optimizer, and for DDP or FSDP2 over ranks that hold copies.
 
@@ -69,8 +70,8 @@ class ConvModule(torch.nn.Module):
         return convolve(self.layer, x, self.weight, self.bias, self.mesh, self._key, batch)
 
     def graphed(self, x: Tensor, batch: int | None = None) -> GraphedPhases:
-        """The module for blocks like x, called as it is: forward is one CUDA graph and backward another. Every rank
-        calls it, and drops it before its process group ends."""
+        """The module as CUDA graphs, one for forward and one for backward, for blocks like x; it is called as the
+        module is. Every rank makes it, and drops it before its process group ends."""
         return GraphedPhases(self, x, batch)
 
     @torch.no_grad()
@@ -97,17 +98,17 @@ class ConvModule(torch.nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._key = self.layer.mesh_key(self.mesh)  # of a copy, or of another process
+        self._key = self.layer.mesh_key(self.mesh)  # a copy's, or another process's
 
     def extra_repr(self) -> str:
         return self.layer.schedule.splitlines()[0].removeprefix("schedule ").removesuffix(" {")
 
 
 def drawn(name: str, layout: Layout, here: Here, generator: torch.Generator) -> Tensor:
-    """This rank's block of a parameter as torch draws it: of all its numbers, a million held at a time."""
+    """This rank's block of a parameter as torch draws it: all of its numbers are drawn, a million held at a time."""
     layer = here.layer
     fan_in = math.prod(layer.whole_shape(layer.stored["w"], here.batch)[1:])
-    gain = math.sqrt(2.0 / (1 + math.sqrt(5) ** 2))  # of kaiming_uniform_(a=sqrt(5))
+    gain = math.sqrt(2.0 / (1 + math.sqrt(5) ** 2))  # as in kaiming_uniform_(a=sqrt(5)), torch's default
     bound = math.sqrt(3.0) * (gain / math.sqrt(fan_in)) if name == "weight" else 1 / math.sqrt(fan_in)
     whole, box = layer.whole_shape(layout, here.batch), here.frame(layout)
     memory = layer.format(layout.tensor)
@@ -124,8 +125,8 @@ def drawn(name: str, layout: Layout, here: Here, generator: torch.Generator) -> 
 
 
 def refuse_whole_state(name: str, instead: str = 'layer.gather("w", m.weight, mesh)') -> None:
-    """torch has no protocol by which a tensor could tell get_model_state_dict and its like that it is a block: who asks
-    for a module's parameters is looked up, and whether whole tensors are wanted."""
+    """Refuse torch's get_model_state_dict and its like where they want whole tensors. torch has no protocol by which a
+    tensor could tell them that it is a block, so the caller's frames are looked through for who asks."""
     frame = sys._getframe()
     while frame is not None:
         if frame.f_globals.get("__name__") == "torch.distributed.checkpoint.state_dict":

@@ -1,6 +1,6 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # (what torch leaves untyped or private, and calls by another signature than it declares)
-"""From one layout to another."""
+"""Conversions of a layer's tensor from one layout to another."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def within(tensor: Tensor, outer: Box, inner: Box) -> Tensor:
 
 
 def flat(tensor: Tensor, layer: Layer) -> Tensor:
-    """The elements in memory order; a view where they lie side by side."""
+    """A tensor's elements as a flat one, in memory order; a view where they lie side by side."""
     return (tensor.movedim(1, -1) if layer.channels_last and tensor.dim() > 1 else tensor).reshape(-1).contiguous()
 
 
@@ -40,7 +40,7 @@ def unflat(elements: Tensor, shape: tuple[int, ...], layer: Layer) -> Tensor:
 def copy_parts(
     buffer: Tensor, tensor: Tensor, outer: Box, pieces: tuple[Box, ...], name: str, layer: Layer, unpack: bool
 ) -> None:
-    """Between a flat buffer of pieces, one behind the other, and their places in a tensor."""
+    """Copy pieces of a tensor to a flat buffer, one behind the other, or with `unpack` from there to their places."""
     for part, piece in zip(buffer.split([layer.size(p, name) for p in pieces]), pieces, strict=True):
         if part.numel():
             run, place = unflat(part, layer.shape(piece, name), layer), within(tensor, outer, piece)
@@ -121,7 +121,8 @@ def all_reduce(step: str, value: Tensor, src: Layout, dst: Layout, axes: tuple[s
 
 
 def missing(src: Layout, dst: Layout, axes: tuple[str, ...], here: Here) -> tuple[list[Box], list[Box]]:
-    """What this rank of the group owns and each other needs, and what it needs and each other owns."""
+    """For each rank of the group, the box that this rank owns and the other needs, and the box that this one needs and
+    the other owns."""
     layer, me, batch = here.layer, here.place.me, here.batch
     own, need = here.held(src), here.held(dst)
     nothing = tuple((0, 0) for _ in own)
@@ -132,7 +133,7 @@ def missing(src: Layout, dst: Layout, axes: tuple[str, ...], here: Here) -> tupl
 
 
 def exchange_rim(step: str, value: Tensor, src: Layout, dst: Layout, axes: tuple[str, ...], here: Here) -> Tensor:
-    """What each rank needs of a window and does not own, box behind box as it arrives."""
+    """The boxes of a window that this rank needs and doesn't own, one behind the other as they arrive."""
     sends, receives = missing(src, dst, axes, here)
     size, name = here.layer.size, src.tensor
     splits = [size(b, name) for b in sends], [size(b, name) for b in receives]
@@ -142,7 +143,7 @@ def exchange_rim(step: str, value: Tensor, src: Layout, dst: Layout, axes: tuple
 
 
 def rim_size(src: Layout, dst: Layout, axes: tuple[str, ...], here: Here) -> int:
-    """Elements that exchange_rim receives."""
+    """How many elements exchange_rim receives."""
     _, receives = missing(src, dst, axes, here)
     return sum(here.layer.size(b, src.tensor) for b in receives)
 
@@ -182,7 +183,7 @@ def take(value: Tensor, src: Layout, dst: Layout, here: Here) -> Tensor:
 
 @contextmanager
 def named(step: str, kind: str, axes: tuple[str, ...], here: Here) -> Generator[None]:
-    """Errors of a transport begin with which ranks did not come to which step of the schedule."""
+    """A context in which a transport's errors begin with which ranks did not come to which step of the schedule."""
     try:
         yield
     except Exception as error:
@@ -191,7 +192,8 @@ def named(step: str, kind: str, axes: tuple[str, ...], here: Here) -> Generator[
 
 
 def failure(what: str, here: Here, ranks: Sequence[int], error: Exception) -> Exception:
-    """An error of a transport: who of these ranks did not come to what, and behind it the transport's own words."""
+    """The error to raise for a transport's: it says which of these ranks did not come to `what`, then the transport's
+    own words."""
     name, ask = here.layer.name, getattr(here.place.transport, "absent", None)
     absent = ask(f"{name} {what}", ranks) if ask else []
     who = f"ranks {absent} did not come to " if absent else ""

@@ -1,7 +1,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportIncompatibleMethodOverride=false
 # (what torch leaves untyped, and calls by another signature than it declares)
-"""A network's convolutions on a GPU: kernels in the place of ATen's, and their gradients."""
+"""A network's convolutions on a GPU, by a package's kernels instead of ATen's, and their gradients."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 
 class ByProducts:
-    """Kernels of float32: the module with those of TF32's products where torch's switch of convolutions says so."""
+    """Two modules of float32 kernels; the one whose products are TF32's runs where torch's switch for convolutions says
+    so."""
 
     def __init__(self, float32: Any, tf32: Any) -> None:
         self.float32, self.tf32 = float32, tf32
@@ -38,11 +39,12 @@ class ByProducts:
 
 
 class LocalKernels:
-    """The kernels of a local convolution, a function a phase.
+    """The kernels of a local convolution, one function for each phase.
 
     Args:
-        module: with the kernels, for channels that are last in memory or not.
-        rim: the activation that they read as a block and boxes around it, x or y, if any.
+        module: holds the kernels.
+        last: whether they take tensors with channels last in memory.
+        rim: the activation, x or y, that they read as a block and boxes around it; "" for none.
     """
 
     def __init__(self, module: Any, local: LocalConvolution, last: bool, rim: str = "") -> None:
@@ -50,7 +52,7 @@ class LocalKernels:
         self.parts = {name: n for name, n in (("x", local.x_parts), ("y", local.y_parts)) if n > 1}
         xs, ys, *_ = zip(*local.dims, strict=True)
         each = {"x": local.channels * math.prod(xs), "y": local.filters * math.prod(ys)}
-        self.sample = {name: local.groups * n for name, n in each.items()}  # elements of one
+        self.sample = {name: local.groups * n for name, n in each.items()}  # elements of one sample
         self.format = CHANNELS_LAST[len(local.dims) + 2] if last else torch.contiguous_format
 
     def at(self, local: LocalConvolution) -> LocalKernels:
@@ -60,12 +62,12 @@ class LocalKernels:
     def __call__(self, phase: Phase, *operands: Any) -> Tensor:
         if not self.rim:
             operands = tuple([t.whole() if isinstance(t, Rimmed) else t for t in operands])
-        if any(isinstance(t, Rimmed) for t in operands):  # of a row that says its gradient, or needs none
+        if any(isinstance(t, Rimmed) for t in operands):  # then the row says its gradient itself, or needs none
             return self.made(phase, *operands)
         return Convolved.apply(self, phase, *operands)
 
     def made(self, phase: Phase, *operands: Any) -> Tensor:
-        """What a phase makes; the first operand is an activation."""
+        """The result of a phase's kernel; the first operand is an activation."""
         samples = self.samples(phase, operands[0])
         out = self.empty(phase, samples, operands[0])
         if not all(t.numel() for t in (*operands, out)):
@@ -75,7 +77,7 @@ class LocalKernels:
         return out
 
     def given(self, phase: Phase, *operands: Any) -> tuple[list[Tensor], list[Any]]:
-        """Tensors as kernels take them, and what is around one of them."""
+        """Tensors as kernels take them, and the boxes around one of them, if the kernels read such."""
         rim = self.rim if (phase == "backward_data") == (self.rim == "y") else ""
         operands = tuple([_as_read(t, n == rim) for t, n in zip(operands, READS[phase], strict=True)])
         counts = [self.parts.get(name, 1) for name in READS[phase]]
@@ -90,11 +92,11 @@ class LocalKernels:
         return self.module.Rim(buffer, around.table(buffer.device), around.own, around.lines)
 
     def samples(self, phase: Phase, activation: Any) -> int:
-        """Of the activation that a phase reads first."""
+        """The number of samples of the activation that a phase reads first."""
         return activation.shape[0] if len(activation.shape) > 1 else activation.numel() // self.sample[READS[phase][0]]
 
     def empty(self, phase: Phase, samples: int, like: Any) -> Tensor:
-        """For what a phase makes of so many samples; flat, if in parts."""
+        """Memory for a phase's result of so many samples; flat where its channels lie in parts."""
         c, made = self.local, MAKES[phase]
         xs, ys, taps, *_ = zip(*c.dims, strict=True)
         if made in self.parts:
@@ -116,14 +118,15 @@ class LocalKernels:
         return module.Sizes(samples, xs, ys, below, c.channels // c.x_parts, c.filters // c.y_parts, c.groups)
 
     def dense(self, tensor: Tensor) -> Tensor:
-        """A tensor as kernels take it: it begins at 16 bytes, as a view of a larger one may not."""
+        """A tensor as kernels take it: it begins at a multiple of 16 bytes, which a view of a larger one may not do."""
         memory = self.format if tensor.dim() > 1 else torch.contiguous_format
         tensor = tensor.detach().contiguous(memory_format=memory)
         return tensor.clone() if tensor.data_ptr() % 16 else tensor
 
 
 def _as_read(operand: Any, rimmed: bool) -> Any:
-    """As a kernel reads it: a block and boxes around it, of which there may be none; or one tensor."""
+    """An operand as a kernel reads it: if `rimmed`, a block and the boxes around it, of which there may be none; else
+    one tensor."""
     if isinstance(operand, Rimmed):
         return operand if rimmed else operand.whole()
     if not rimmed:
@@ -133,10 +136,11 @@ def _as_read(operand: Any, rimmed: bool) -> Any:
 
 
 class OfAnyExtents:
-    """Kernels of convolutions that differ in extents alone; each takes any of these as arguments.
+    """Kernels of convolutions that differ in extents alone; each kernel takes any extents as arguments.
 
     Attributes:
-        made: by what they were compiled, and perhaps tuned, for, and the activation that has boxes around it.
+        made: the kernels, by the convolution that each was compiled, and perhaps tuned, for and by the activation that
+            it reads with boxes around it.
     """
 
     def __init__(self) -> None:
@@ -144,8 +148,8 @@ class OfAnyExtents:
         self.at = functools.lru_cache(1024)(self._at)
 
     def _at(self, local: LocalConvolution, rim: str) -> Any:
-        """The kernel for these extents: of those that read boxes around this activation, if any do, the one that was
-        made for the most like number of pixels."""
+        """The kernel for these extents: the one that was made for the nearest number of pixels, of those that read
+        boxes around this activation if there are any."""
 
         def apart(one: tuple[LocalConvolution, str]) -> tuple[bool, float]:
             return one[1] != rim, abs(_doublings(one[0]) - _doublings(local))
@@ -154,7 +158,7 @@ class OfAnyExtents:
 
 
 def _doublings(local: LocalConvolution) -> float:
-    """Of one, how often it comes to the rows of x and of y."""
+    """How often 1 is doubled to reach the pixels of x times the pixels of y: kernels' sizes are compared by ratio."""
     return math.log2(max(1, math.prod(d[0] for d in local.dims) * math.prod(d[1] for d in local.dims)))
 
 
@@ -162,8 +166,8 @@ class EpilogueKernel:
     """A forward kernel that does what follows the convolution before it writes.
 
     Args:
-        module: with the kernel; `plain`: the convolution's own kernels.
-        keeps: whether the sum may be asked for, too.
+        module: holds the kernel; `plain`: the convolution's own kernels.
+        keeps: whether the convolution's sum may be asked for, too.
     """
 
     def __init__(self, module: Any, plain: LocalKernels, keeps: bool) -> None:
@@ -180,12 +184,12 @@ class EpilogueKernel:
         return ConvolvedThen.apply(self, fused, at, None, between, x, *others)
 
     def made(self, keep: bool, *operands: Any) -> tuple[Tensor, Tensor | None]:
-        """What is made of x, w and the steps' operands; and the sum before the steps, where it is to be kept."""
+        """The result of x, w and the steps' operands; and the sum before the steps, if it is to be kept."""
         made, before, _ = self.launched(keep, *operands)
         return made, before
 
     def launched(self, keep: bool, *operands: Any) -> tuple[Tensor, Tensor | None, Any]:
-        """The same, and what else the kernel makes."""
+        """What `made` gives, and whatever else the kernel makes."""
         samples = self.plain.samples("forward", operands[0])
         made = self.plain.empty("forward", samples, operands[0])
         before = torch.empty_like(made) if keep else None
@@ -200,8 +204,9 @@ class Tiles(NamedTuple):
     """Moments by tiles of pixels.
 
     Attributes:
-        parts: means and sums of squared deviations, [tiles, 2, channels].
-        counts: how many pixels each tile has, of one sample alone where `by_sample` says so; samples are slowest.
+        parts: each tile's mean and sum of squared deviations, [tiles, 2, channels].
+        counts: each tile's number of pixels; samples are slowest.
+        by_sample: whether a tile has pixels of one sample alone.
     """
 
     parts: Tensor
@@ -210,7 +215,7 @@ class Tiles(NamedTuple):
 
 
 class MomentsKernel(EpilogueKernel):
-    """A forward kernel, with steps behind it or none, that makes moments of what it makes, too.
+    """A forward kernel, with steps behind the convolution or none, that also makes moments of its result.
 
     Args:
         by_sample: whether a tile has pixels of one sample alone.
@@ -225,13 +230,13 @@ class MomentsKernel(EpilogueKernel):
         return made, Tiles(parts, counts, self.by_sample)
 
     def differentiated(self, fused: Fused, at: At, between: Tensor | None, *operands: Any) -> tuple[Tensor, Tiles]:
-        """The same, where torch keeps a graph of it."""
+        """What `with_moments` gives, where torch keeps a graph of it."""
         made, parts, counts = self(fused, at, between, *operands)
         return made, Tiles(parts, counts, self.by_sample)
 
 
 class BehindNorm:
-    """A product's kernel that does what a batch norm does last with what it reads, and writes that, too.
+    """A product's kernel that does a batch norm's last step on what it reads, and also writes the step's result.
 
     Args:
         module: with the kernel; `plain`: the convolution's own kernels.
@@ -242,13 +247,14 @@ class BehindNorm:
         self.module, self.plain, self.by_sample = module, plain, by_sample
 
     def with_moments(self, x: Later, w: Tensor) -> tuple[Tensor, Tiles]:
-        """The convolution of what is written where x says, and its moments."""
+        """Write what x has left to make, and convolve it; the result, and moments of it."""
         out = self.plain.empty("forward", len(x.made), x.made)
         parts, counts = self._launched(self.module.forward, x, w, out)
         return out, Tiles(parts, counts, self.by_sample)
 
     def back(self, dy: Later, w: Tensor, *before: Tensor) -> Tensor:
-        """The gradient of what was convolved, of what is written where dy says; another one is added."""
+        """Write what dy has left to make, and make the convolved operand's gradient of it; `before` is added to
+        that."""
         out = self.plain.empty("backward_data", len(dy.made), dy.made)
         self._launched(self.module.backward_data, dy, w, *before, out)
         return out
@@ -260,9 +266,9 @@ class BehindNorm:
 
 
 class ConvolvedThen(Unmapped):
-    """A convolution and what follows it. Where rows of their own make its operands' gradients, `between` stands for
-    what it makes: a tensor of that shape, without its values, whose gradient these rows read. Where x is rimmed, its
-    operand has no values either."""
+    """A convolution and what follows it. Where rows of their own make the gradients of x and w, they read the gradient
+    of `between`: a tensor in the shape of the convolution's result, without its values. Where x is rimmed, the tensor
+    in x's place has no values either."""
 
     @staticmethod
     def forward(
@@ -306,10 +312,10 @@ class ConvolvedThen(Unmapped):
 
 
 class MaskKernel:
-    """A backward-data kernel that makes, before it writes, the gradient of what that is which its x was made of.
+    """A backward-data kernel that doesn't write dx, but the gradient of the value that elementwise steps made x of.
 
     Args:
-        module: with the kernel; `plain`: the convolution's own kernels; `steps`: what it does.
+        module: holds the kernel; `plain`: the convolution's own kernels; `steps`: the elementwise steps.
     """
 
     def __init__(self, module: Any, plain: LocalKernels, steps: Epilogue) -> None:
@@ -323,7 +329,7 @@ class MaskKernel:
         return ThenConvolved.apply(self, x, of, w)
 
     def back(self, dy: Tensor, w: Tensor, x: Tensor) -> Tensor:
-        """The gradient of what x was made of."""
+        """The gradient of the value that x was made of."""
         out = self.plain.empty("backward_data", len(dy), dy)
         if not all(t.numel() for t in (dy, w, out)):
             return out.zero_()
@@ -333,7 +339,7 @@ class MaskKernel:
 
 
 class ThenConvolved(Unmapped):
-    """A convolution of x; the gradient goes to what x was made of."""
+    """A convolution of x whose gradient goes to the value that x was made of."""
 
     @staticmethod
     def forward(ctx: Any, kernel: MaskKernel, x: Tensor, of: Tensor, w: Tensor) -> Tensor:
@@ -351,7 +357,7 @@ class ThenConvolved(Unmapped):
 
 
 class Convolved(Unmapped):
-    """A phase by its kernel; gradients are the other phases of the same convolution."""
+    """A phase done by its kernel; its gradients are the other phases of the same convolution."""
 
     @staticmethod
     def forward(ctx: Any, kernels: LocalKernels, phase: Phase, *operands: Tensor) -> Tensor:

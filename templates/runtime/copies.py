@@ -1,6 +1,6 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # (what torch leaves untyped or private, and calls by another signature than it declares)
-"""CONVGEN_COMPARE=k: at each k-th call, copies that have parted and rows that make a NaN are refused by name."""
+"""CONVGEN_COMPARE=k: each k-th call refuses, by name, copies that have become different and rows that make a NaN."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DIGEST = 8  # bytes of a tensor's hash
 
 
 def compares(call: int) -> bool:
-    """Whether this call, counted from 1, is one that is looked at."""
+    """Whether this call, counted from 1, is one that CONVGEN_COMPARE asks to compare."""
     every = os.environ.get("CONVGEN_COMPARE") or "0"
     if not (every.isascii() and every.isdecimal() and len(every) < 10):
         raise ValueError(
@@ -30,10 +30,10 @@ def compares(call: int) -> bool:
 
 
 def met(here: RowHere, mine: bytes) -> list[bytes]:
-    """What the ranks of the mesh say, in its order."""
+    """The messages of all ranks of the mesh, in the mesh's order."""
     meet: Any = getattr(here.place.transport, "meet", None)
     if meet is None:
-        raise RuntimeError(f"{here.layer.name}: CONVGEN_COMPARE wants a transport with `meet`")
+        raise RuntimeError(f"{here.layer.name}: CONVGEN_COMPARE needs a transport that has `meet`")
     return meet(mine, here.place.ranks)()
 
 
@@ -44,7 +44,7 @@ def bits(tensor: Tensor) -> bytes:
 
 
 def compare_copies(here: RowHere, tensors: Mapping[str, tuple[Any, Any]], of: str) -> None:
-    """Refuse tensors of which ranks that hold the same block have other values; every rank calls it.
+    """Refuse tensors if ranks that hold the same block of one have different values there; every rank calls it.
 
     Args:
         tensors: by name the tensor and its layout, alike on all ranks.
@@ -69,7 +69,7 @@ def compare_copies(here: RowHere, tensors: Mapping[str, tuple[Any, Any]], of: st
 
 
 def first_nan(label: str, made: Sequence[Any], operands: Sequence[Any]) -> str:
-    """The words for a row that has made a NaN; none where it has not."""
+    """The words for a row that has made a NaN; "" where it has made none."""
 
     def has_one(tensors: Sequence[Any]) -> bool:
         return any(bool(t.isnan().any()) for t in tensors if isinstance(t, Tensor) and t.is_floating_point())

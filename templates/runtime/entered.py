@@ -1,7 +1,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportIncompatibleMethodOverride=false, reportPrivateUsage=false, reportPrivateImportUsage=false
 # (what torch leaves untyped or private, and calls by another signature than it declares)
-"""What a call of a network, or another entry that every rank makes, is asked before it begins."""
+"""The checks before a call of a network, or before another entry that every rank makes, begins."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .scopes import Known
 from .tf32 import taken
 from .travel import RowHere
 
-LOOKS = 100  # calls of whole tensors, of which ranks compare the values once
+LOOKS = 100  # ranks compare the values of whole tensors at one of so many calls
 HINTS = {
     "values of inputs": "every rank is to give the same whole tensors here, samples of all ranks together; "
     "parallelize(..., whole=False) takes and gives each rank's blocks: model(package.scatter(name, x, mesh))",
@@ -39,18 +39,18 @@ class Entered(AnySize, Known):
     _inputs: ClassVar[tuple[str, ...]]
     _types: ClassVar[tuple[str, ...]]
     _modes: ClassVar[tuple[str, ...]] = ("train", "eval")
-    # Of a source that asks values for their types, by autocast's type why it can't run under it, or "".
+    # By autocast's type, why a source that asks values for their types can't run under it, or "".
     _asks: ClassVar[Mapping[str, str]] = {}
     _instance: str
     _copied_from: str
     _looks: int
-    _taken: dict[str, object]  # what a call of whole tensors says of them
+    _taken: dict[str, object]  # the facts of a call's whole tensors, for the envelope
     _scopes: dict[str, torch.nn.Module]
     _own_mode: dict[str, torch.nn.Module]
     _tied: set[torch.nn.Module]
 
     def _facts(self, given: Sequence[Tensor], known: Mapping[str, Any], count: Extents) -> dict[str, object]:
-        """What must be alike on all ranks when a call begins."""
+        """The facts that must be alike on all ranks when a call begins."""
         grads = torch.is_grad_enabled()
         learns = [name for name, t in zip(self._inputs, given, strict=False) if grads and t.requires_grad]
         frozen = [name for name in self._learnt if not known[name].requires_grad]
@@ -68,11 +68,11 @@ class Entered(AnySize, Known):
         return facts | taken
 
     def _products(self) -> dict[str, object]:
-        """What takes TF32 by torch's switches, where they are asked."""
+        """The fact which products take TF32, where torch's switches decide that."""
         return {"TF32": taken()} if self._net.tf32 == "switches" else {}
 
     def _looks_at(self, whole: Mapping[str, Tensor]) -> None:
-        """Of whole tensors, which all ranks give: let the call that begins compare some elements, at times."""
+        """Let one call in LOOKS compare some elements of the whole tensors, which all ranks give alike."""
         self._looks += 1
         if self._looks == 1 or self._looks % LOOKS == 0:
             said = ", ".join(f"{name} {sampled(t)}" for name, t in whole.items())
@@ -97,16 +97,16 @@ class Entered(AnySize, Known):
         self._copied_from = self._copied_from or self._instance
 
     def _apart(self) -> frozenset[str]:
-        """Batch norms in the other mode than the network, by all of their paths."""
+        """All paths of the batch norms that are in the other mode than the network."""
         return frozenset([path for path, one in self._own_mode.items() if one.training != self.training])
 
     def _mode_text(self) -> str:
-        """The network's mode, and which modules compute in the other one: what is to be alike on all ranks."""
+        """The network's mode, and which modules compute in the other one; this must be alike on all ranks."""
         names, apart = ("eval", "train"), ", ".join(sorted(self._apart()))
         return names[self.training] + (f", but {names[not self.training]}: {apart}" if apart else "")
 
     def _misfits(self, known: Mapping[str, Any]) -> Iterator[Exception]:
-        """What has become of parameters, buffers and modules that a network can't run with."""
+        """Errors for parameters, buffers and modules that were changed so that the network can't run with them."""
         name, mode, both = self._net.name, "train" if self.training else "eval", len(self._modes) > 1
         if mode not in self._modes:
             hint = f"import it in {mode} mode too" if mode == "train" else "import it again with --eval"
@@ -142,7 +142,7 @@ class Entered(AnySize, Known):
         self, given: Sequence[Tensor], count: Extents, guessed: bool, here: RowHere, wide: tuple[str, ...],
         around: Mapping[str, Boxes],
     ) -> Iterator[Exception]:  # fmt: skip
-        """What is wrong with the inputs."""
+        """Errors for inputs that are wrong."""
         net = self._net
         low = low_of(net.device)
         if low is not None and (why := self._asks.get(str(low).removeprefix("torch."))):
@@ -187,7 +187,7 @@ class Entered(AnySize, Known):
                 yield ValueError(f"{net.name}: this rank's block of {name} has shape {wanted}, got {got}{hint}")
 
     def _elsewhere(self, given: Sequence[Tensor], known: Mapping[str, Any]) -> Iterator[Exception]:
-        """Inputs that are on another device than parameters; numbers may be anywhere, as torch has them."""
+        """Errors for inputs on another device than the parameters; single numbers may be anywhere, as in torch."""
         name, device = self._net.name, self._net.device
         there = next((t.device for t in known.values()), None)
         if there is not None and there.type != device:

@@ -18,12 +18,12 @@ import torch
 from .conversions import failure
 from .here import Here
 
-DETAILS = 4096  # bytes of a rank's own words, which travel where digests differ
-LONGEST = {"fault": 600, "file": 300}  # characters of one of its words; of others 200
+DETAILS = 4096  # bytes of a rank's own words, which travel only where digests differ
+LONGEST = {"fault": 600, "file": 300}  # the most characters of these words; 200 for the others
 
 
 def unsent() -> None:
-    """What is to be read where no message was sent."""
+    """Does nothing: the function to read answers with where no message was sent."""
 
 
 def is_recorded(device: str) -> bool:
@@ -61,8 +61,8 @@ def enter(
         fault: what is wrong with this rank's own arguments; all ranks raise.
         hints: by fact, what to do where it differs.
     Returns:
-        What reads the others' answers and raises where they differ. Without a GPU it has been read; on a GPU it is to
-        be called before a result of the entry is given away.
+        The function that reads the others' answers and raises where they differ. Without a GPU they have been read; on
+        a GPU it must be called before a result of the entry is given away.
     Raises:
         RuntimeError: ranks differ; the same words on all of them.
         Exception: `fault`; on the other ranks a ValueError with its words.
@@ -75,7 +75,7 @@ def enter(
     meet: Any = getattr(place.transport, "meet", None)
     key = layer.identity, instance
     asks = os.environ.get("CONVGEN_AGREE") != "0"
-    if meet is None or not asks:  # code alone is compared, once
+    if meet is None or not asks:  # then ranks compare their code alone, once
         if fault is not None:
             raise fault
         if key in place.known:
@@ -166,7 +166,7 @@ def refuse_difference(
 
 
 def gathers(here: Here) -> Callable[[bytes, Sequence[int]], Callable[[], list[bytes]]]:
-    """`meet` for a transport that has none: by its all_gather."""
+    """A `meet` for a transport that has none, made of its all_gather."""
 
     def meet(mine: bytes, ranks: Sequence[int]) -> Callable[[], list[bytes]]:
         group = here.group(tuple(here.layer.grid))
@@ -180,8 +180,8 @@ def gathers(here: Here) -> Callable[[bytes, Sequence[int]], Callable[[], list[by
 
 @contextmanager
 def not_met(what: str, here: Here) -> Generator[None]:
-    """Around the message, which no transform of torch.func sees: errors say which entry it begins, and which ranks did
-    not come to it."""
+    """A context around the message, which no transform of torch.func sees. Errors in it say which entry the message
+    begins, and which ranks did not come to it."""
     private: Any = torch._C
     apart = private._DisableFuncTorch() if private._are_functorch_transforms_active() else nullcontext()
     try:
@@ -192,7 +192,8 @@ def not_met(what: str, here: Here) -> Generator[None]:
 
 
 def sampled(tensor: torch.Tensor) -> str:
-    """A tensor's shape and type, and a hash of 64 of its elements, evenly spread: tells samples of another apart."""
+    """A tensor's shape and type, and a hash of 64 of its elements, evenly spread, which differs where ranks hold
+    different samples."""
     count, flat = tensor.numel(), tensor.detach()
     take = [i * max(count - 1, 0) // 63 for i in range(64)] if count else []
     index = torch.tensor(take, dtype=torch.int64, device=tensor.device)

@@ -1,9 +1,9 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # (what torch leaves untyped or private)
-"""What a call takes before it takes it: a rank's steps run on tensors without memory, and nothing is sent.
+"""The memory that a call takes, before it takes it: a rank's steps run on tensors without memory, and nothing is sent.
 
-The steps, their order and the lives of slots are those of a call (linked.py), so what lives together here lives
-together there.
+Steps, their order and the lives of slots are a call's (linked.py), so tensors that live together here live together
+there.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ NOTHING_LIKE: dict[str, Tensor] = {}
 
 
 class Foreseen(NamedTuple):
-    """Of a call on one rank.
+    """The memory of a call on one rank.
 
     Attributes:
-        peak_bytes: of tensors that the call makes, the most at a time; parameters, buffers and inputs are none of them.
+        peak_bytes: the most bytes at a time of tensors that the call makes; parameters, buffers and inputs don't count.
     """
 
     peak_bytes: int
@@ -71,12 +71,13 @@ def _statistics(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape[1]), x.new_empty(x.shape[1])
 
 
-# Operators that torch doesn't run without memory.
+# How tensors are made of operators that torch doesn't run without memory.
 WITHOUT_META: dict[Any, Callable[..., Any]] = {torch.ops.aten.batch_norm_update_stats.default: _statistics}
 
 
 class Ledger(TorchDispatchMode):
-    """Storages that are made inside of it: how many bytes of them live, and the most that did."""
+    """A context that counts the bytes of storages that are made inside of it: those that live, and the most at a
+    time."""
 
     def __init__(self, given: Iterable[Tensor] = ()) -> None:
         super().__init__()
@@ -103,14 +104,14 @@ def foresee(
     net: Net, place: Place, me: int, count: Extents, trains: Callable[[str], bool], low: torch.dtype | None,
     learns: tuple[str, ...] = (), whole: bool = False,
 ) -> Foreseen:  # fmt: skip
-    """What a call takes on the rank at a position, and its backward pass where something learns; outputs' gradients are
-    of it, too.
+    """The memory that a call takes on the rank at a position, with its backward pass where something learns, and with
+    outputs' gradients.
 
     Args:
         count: the number of samples and other sizes.
-        trains: by module, whether it is in training; low: autocast's type.
+        trains: says of a module whether it is in training; low: autocast's type.
         learns: names of parameters that want gradients.
-        whole: blocks of inputs are taken for the call, and outputs are put together, on every rank.
+        whole: whether every rank takes its blocks of whole inputs, and puts whole outputs together.
     """
     asked, ASKED.types = ASKED.types, True  # kernels need memory; ATen's operators make the same shapes
     try:
@@ -123,14 +124,14 @@ def walk(
     net: Net, place: Place, me: int, count: Extents, trains: Callable[[str], bool], low: torch.dtype | None,
     learns: tuple[str, ...], whole: bool = False, like: Mapping[str, Tensor] = NOTHING_LIKE,
 ) -> int:  # fmt: skip
-    """Run a call on tensors without memory, and its backward pass where something learns; the most bytes at a time.
+    """Run a call, and its backward pass where something learns, on tensors without memory; the most bytes at a time.
 
     Args:
-        learns: names of inputs and parameters that want gradients; others: as of `foresee`.
-        like: inputs that lie as the call's do; others are contiguous.
+        learns: names of inputs and parameters that want gradients; others: as for `foresee`.
+        like: inputs whose memory format is taken; other inputs are contiguous.
     """
     end: Any = Nowhere(place.ranks[me], len(place.ranks))
-    ctx = Sized(net, count, low, "meta", alone=True)  # whatever was called or foreseen before
+    ctx = Sized(net, count, low, "meta", alone=True)  # apart: what was called or foreseen before changes nothing
     dry = Place(f"{place.key} foreseen", place.ranks, me, end, None, {})
     linked = Linked(net.steps, ctx, dry, trains)
     forward = linked.forward(learns)
@@ -147,7 +148,7 @@ def walk(
         execute(forward.codes, slots)
         outputs, kept = [slots[n] for n in forward.outputs], [slots[n] for n in forward.kept]
         slots.clear()
-        if whole:  # which last as long as outputs do
+        if whole:  # inputs' blocks live as long as outputs do
             names = net.steps.outputs
             blocks += [gathered(y, net.split(n, count), here) for n, y in zip(names, outputs, strict=True)]
         if learns:

@@ -1,7 +1,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportIncompatibleMethodOverride=false
 # (what torch leaves untyped or private, and calls by another signature than it declares)
-"""Gradients of convolutions, of gather and scatter, and theirs in turn."""
+"""Gradients of convolutions, of gather and of scatter, and the gradients of these gradients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ConvolutionFunction(Function):
-    """conv on plain blocks: y, and what of forward's values backward reads besides x and w."""
+    """The function conv on plain blocks: y, and the values of forward that backward reads besides x and w."""
 
     @staticmethod
     def forward(x: Tensor, w: Tensor, bias: Tensor | None, layer: Layer, mesh: str, batch: int) -> Any:
@@ -44,7 +44,8 @@ class ConvolutionFunction(Function):
 
 
 class Gradients(Function):
-    """dx, dw and db on plain blocks; linear in dy and in x and w, so that its own gradients are the same three."""
+    """The gradients dx, dw and db on plain blocks. They are linear in dy, in x and in w, so their own gradients are
+    again convolutions of these kinds."""
 
     @staticmethod
     def forward(
@@ -93,7 +94,7 @@ class Gradients(Function):
 
 
 def no_bias(layer: Layer, mesh: str, batch: int) -> Tensor | None:
-    """What of a bias a rank adds where there is none."""
+    """The bias that a rank adds where none is given: zeros, or None for a layer without one."""
     if "bias" not in layer.stored:
         return None
     return torch.zeros(layer.here(mesh, batch).shape(layer.stored["bias"]), dtype=layer.dtype, device=layer.device)
@@ -104,7 +105,8 @@ def outputs(made: Any) -> tuple[Tensor, ...]:
 
 
 def one_by_one(function: Any, layer: Layer, info: Any, in_dims: Any, arguments: tuple[Any, ...]) -> Any:
-    """vmap's rule: every rank convolves one member after the other, so that their collectives meet."""
+    """vmap's rule: every rank convolves the batch's members one after the other, so that the ranks' collectives
+    meet."""
 
     def as_block(tensor: Tensor) -> Tensor:
         full = tensor.dim() == 2 + len(layer.spatial)
@@ -140,7 +142,7 @@ class Scatter(Function):
 
 
 class Gather(Function):
-    """A whole tensor, of the ranks' blocks; the gradient is this rank's part."""
+    """A whole tensor, gathered from the ranks' blocks; the gradient is this rank's part."""
 
     @staticmethod
     def forward(value: Tensor, name: str, layer: Layer, key: str, batch: int) -> Tensor:

@@ -1,7 +1,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportIncompatibleMethodOverride=false, reportPrivateUsage=false
 # (what torch leaves untyped or private, and calls by another signature than it declares)
-"""Phases as CUDA graphs."""
+"""Phases of a layer, and steps of a network, as CUDA graphs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def refuse_graphs(name: str, device: str, place: Place) -> None:
-    """What can't be recorded is refused before anything is run."""
+    """Refuse what can't be recorded, before anything runs."""
     if device != "cuda":
         raise RuntimeError(f"{name}: CUDA graphs are for GPUs, this is compiled for {device}: --target cuda, or hip")
     if os.environ.get("CONVGEN_CHECK_LOCAL") == "1":
@@ -50,10 +50,10 @@ def refuse_graphs(name: str, device: str, place: Place) -> None:
 
 
 def rehearsed(run: Callable[[], object], keeps: Sequence[Tensor]) -> None:
-    """Run once, on a stream beside the current one, and bring back what that changes.
+    """Run once, on a stream beside the current one, and undo what that changes.
 
     Args:
-        keeps: what it may change besides random states, without what surrounds blocks.
+        keeps: the plain tensors that it may change, besides random states.
     """
     with torch.no_grad():
         before = [t.clone() for t in keeps]
@@ -74,7 +74,7 @@ def rehearsed(run: Callable[[], object], keeps: Sequence[Tensor]) -> None:
 
 
 def recorded(name: str, run: Callable[[], Any], place: Place, pool: Any = None) -> tuple[Any, Any]:
-    """A CUDA graph of what is run, and what that returns: where the graph writes its results.
+    """A CUDA graph of `run`, and what `run` returns: the tensors to which the graph writes its results.
 
     Other threads may ask the device for memory, or whether events are over, as NCCL's watchdog does: "thread_local".
     """
@@ -96,7 +96,7 @@ def recorded(name: str, run: Callable[[], Any], place: Place, pool: Any = None) 
 
 
 def land(transport: Any) -> None:
-    """Lanes that have been recorded on end before the graph does."""
+    """Let lanes that were recorded on end before the graph does."""
     for lane in shared.get("lanes", {}).get(transport, {}).values():
         stream = getattr(lane, "stream", None)
         if stream is not None:
@@ -107,7 +107,7 @@ def land(transport: Any) -> None:
 
 
 def misfit(given: Any, wanted: Tensor) -> str:
-    """What keeps a tensor from being copied to where a graph reads it; "" if nothing does."""
+    """Words for why a tensor can't be copied to where a graph reads it; "" if it can."""
     if not isinstance(given, Tensor) or isinstance(given, (DTensor, Block)):
         return f"wants this rank's plain block, got {type(given).__name__}"
     if given.shape != wanted.shape or given.dtype != wanted.dtype or given.device != wanted.device:
@@ -119,7 +119,7 @@ def misfit(given: Any, wanted: Tensor) -> str:
 
 
 def fault_of(check: Callable[..., None], *given: Any) -> Exception | None:
-    """What a check of arguments raises, for the envelope to tell the other ranks."""
+    """The exception that a check of arguments raises, which the envelope tells the other ranks; None if it passes."""
     try:
         check(*given)
     except Exception as error:
@@ -128,12 +128,12 @@ def fault_of(check: Callable[..., None], *given: Any) -> Exception | None:
 
 
 def own_copy(given: Tensor) -> Tensor:
-    """The memory where a graph reads what it is given; strides are kept."""
+    """A copy with the same strides, from whose memory a graph reads what it is given."""
     return given.detach().clone().requires_grad_(given.requires_grad)
 
 
 def lies(held: Sequence[Any]) -> list[tuple[int, bool]]:
-    """Where parameters and buffers are, and which learn: as they were recorded, or the graph reads something else."""
+    """Where parameters and buffers lie and which of them learn; if this changes, the graph reads something else."""
     inner = [getattr(t, "_block", getattr(t, "_local_tensor", t)) for t in held]
     return [(there.data_ptr(), t.requires_grad) for there, t in zip(inner, held, strict=True)]
 
@@ -147,7 +147,7 @@ def refuse_moved(name: str, held: Sequence[Any], recorded_at: list[tuple[int, bo
 
 
 class GraphedPhases:
-    """A layer's module of which forward and backward are a CUDA graph each; called as the module is.
+    """A layer's module whose forward and backward are a CUDA graph each; it is called as the module is.
 
     One call is under way at a time: a gradient of a call is asked for before the next call, or not at all. Gradients of
     gradients are refused.
@@ -224,12 +224,12 @@ class GraphedPhases:
 
     @property
     def turn(self) -> int:
-        """The number of the call that the graphs' memory is of."""
+        """The number of the call whose tensors the graphs' memory holds."""
         return self._turn
 
 
 class ReplayedPhases(Unmapped):
-    """A call of a layer's graphs."""
+    """A call of a layer's graphs, as a node of autograd's graph."""
 
     @staticmethod
     def forward(graphs: GraphedPhases, x: Tensor, *parameters: Any) -> Tensor:

@@ -1,15 +1,15 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # (what torch leaves untyped)
-"""Steps of group and instance norms of images and volumes on a GPU: kernels that scale, shift and activate what is
-normalised. What moves is as the rows say: moments, and what a gradient makes of them.
+"""Steps of group and instance norms of images and volumes on a GPU. Their kernels also scale, shift and activate what
+they normalise. What moves between ranks is as the rows say: moments, and the gradients of moments.
 
     step              here
-    moments           mean and variance of each sample's groups, in one pass over x, or of the tiles' that the
-                      convolution before has made
-    merge             of all ranks' parts
-    normalise         where rows stand behind it: x and its numbers, handed on, as by the rows behind
+    moments           mean and variance of each sample's groups, in one pass over x, or from the
+                      moments by tiles that the convolution before has made
+    merge             mean and variance of all ranks' parts
+    normalise         where rows stand behind it: x and its mean and variance, handed on; so do those rows but the last
     the last row      y, in one pass over x
-    its vjp           sums a channel and a group, in one pass over x and dy
+    its vjp           sums for each channel and each group, in one pass over x and dy
     normalise's vjp   dx, in one pass over x and dy; where moments are of several ranks the groups' sums alone
     moments' dx       there dx
 """
@@ -36,7 +36,8 @@ from .travel import RowHere
 
 
 class Given(NamedTuple):
-    """What a norm gives to the rows behind it in the place of y: x, mean and variance, and vectors so far."""
+    """What a norm gives to the rows behind it in the place of y: x, its mean and variance, and the vectors of the rows
+    so far."""
 
     x: Tensor
     numbers: tuple[Tensor, Tensor]
@@ -48,7 +49,8 @@ class BackThrough(NamedTuple):
 
     Attributes:
         dy: the last row's.
-        groups: sums by group, [3, samples, groups], of which the first are none: as gradients of moments travel.
+        groups: sums by group, [3, samples, groups], laid out as the gradients of [count, mean, M2] travel; a count has
+            none.
         vectors: gradients of the vectors.
     """
 
@@ -74,7 +76,7 @@ class GroupNorm:
         self.module = NORM_KERNELS[behind.chain]
 
     def steps(self) -> dict[tuple[str, str], Step]:
-        """By kind and key."""
+        """The steps that this norm does, by kind and key."""
         rows: list[str] = [line.key for line, _ in self.behind.vectors]
         found: dict[tuple[str, str], Step] = {
             ("forward", self.moments.label): self._moments,
@@ -122,7 +124,7 @@ class GroupNorm:
         return mean, variance
 
     def _shares(self, dtype: torch.dtype) -> tuple[Tensor, float]:
-        """Of a group's elements those of each rank, and how many there are."""
+        """Each rank's share of a group's elements, and how many elements the group has."""
         return self.moments.shares(self.here.members(self.moments.store[0][0].over), dtype)
 
     def _normalise(self, x: Tensor, numbers: tuple[Tensor, Tensor]) -> tuple[Any, Any]:
@@ -168,7 +170,8 @@ class GroupNorm:
         return BackThrough(kept, dy, groups, tuple(gradients))
 
     def _vectors(self, first: int, count: int, is_last: bool) -> Callable[..., tuple[Any, ...]]:
-        """A row's vjp: what is for those before it, and gradients of its own vectors."""
+        """The vjp of a row behind the norm: what it hands to the rows before it, and the gradients of its own
+        vectors."""
 
         def vjp(kept: Any, dy: Any, needed: Sequence[bool]) -> tuple[Any, ...]:
             back = self._summed(kept, dy) if is_last else dy
@@ -211,9 +214,13 @@ class GroupNorm:
 def norms_at_once(
     steps: Steps, stands: dict[str, Stand], place: Place
 ) -> tuple[dict[tuple[str, str], Step], dict[str, str], set[tuple[str, str]]]:
-    """By kind and key the steps of layer, group and instance norms that kernels do, or ATen's at once, forward and
-    backward, with the scale and the shift behind them; of those whose moments are of several ranks the label of
-    moments with that of what is normalised; and by kind and key the steps that take moments by tiles."""
+    """The steps of layer, group and instance norms, with scale and shift behind them, that kernels or one call of ATen
+    do.
+
+    Returns:
+        Steps by kind and key, forward and backward. For norms whose moments are of several ranks, the label of the row
+        of moments and that of the row that normalises. And by kind and key the steps that take moments by tiles.
+    """
     found: dict[tuple[str, str], Step] = {}
     joints: dict[str, str] = {}
     by_tiles: set[tuple[str, str]] = set()
@@ -260,9 +267,9 @@ def group_norm_here(
     """The norm by a package's kernels, where nothing moves but moments and what a gradient makes of them.
 
     Args:
-        made: slot of what is normalised.
-        readers: of slots.
-        outputs: slots that are outputs of the network.
+        made: the slot of what is normalised.
+        readers: for each slot, the steps that read it.
+        outputs: the slots of the network's outputs.
     """
     if () not in NORM_KERNELS or not is_by_group(moments.operation, y.operation):
         return None
@@ -303,7 +310,7 @@ def _moves_nothing_else(moments: Stand, y: Stand, joint: bool) -> bool:
 
 
 def _has_whole_groups(moments: Stand, y: Stand, place: Place) -> bool:
-    """Whether every rank normalises what it has moments of, in whole groups; of several ranks they agree."""
+    """Whether every rank normalises exactly the elements that it takes moments of, in whole groups; all ranks agree."""
     if moments.row.way != 0 or moments.row.roles != y.row.roles:
         return False
     size = cast(Any, moments.operation).of.size

@@ -1,13 +1,13 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # (what torch leaves untyped)
-"""An output with the rows around a rank's block that its next reader fetches, made of what has been fetched for others.
+"""Outputs with rows around a rank's block, for their next reader, made of rows that have been fetched for others.
 
     %y.x  = exchange %x over=H : x[.., H+(1,1), ..]          next+around = take %y.x
     %next = take %x                                 --->
     return next = %next                                      return next = next+around
 
-The next call takes it with its halo (surrounded.py), so that nothing is sent for these rows a second time. What would
-have to be fetched for it alone is not: then the output is the block.
+The next call takes it with its halo (surrounded.py), so that nothing is sent for these rows a second time. Rows are
+never fetched just for this: where some would have to be, the output is the plain block.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from .rows import Stand
 from .surrounded import HALO, window_of
 
 AROUND = "+around"
-Boxes = tuple[Box, ...]  # of each rank of the mesh
+Boxes = tuple[Box, ...]  # one for each rank of the mesh
 NONE: Mapping[str, Boxes] = {}
 
 
 class Wide(NamedTuple):
-    """A step that makes more than a rank's block: where it stands, and the boxes of what it reads, on this rank."""
+    """A step that makes more than a rank's block: its place, and the boxes of what it reads, on this rank."""
 
     at: At
     reads: tuple[Box, ...]
 
 
 class Found(NamedTuple):
-    """A slot with at least the rows that are wanted, and what of the whole it has, by rank."""
+    """A slot that has at least the rows that are wanted, and by rank the box that it has."""
 
     slot: str
     boxes: Boxes
@@ -50,7 +50,7 @@ class HandedOn:
         halos: inputs that have come with their halos, with their boxes by rank.
 
     Attributes:
-        added: steps to come behind all others; `wide`: by what such a step makes, how.
+        added: steps that are to come behind all others; `wide`: by the slot that such a step makes, how it makes it.
     """
 
     def __init__(self, actions: Any, lines: Sequence[Line], halos: Mapping[str, Boxes]) -> None:
@@ -73,7 +73,8 @@ class HandedOn:
         return tuple([held_at(layer, layout, p, 0) for p in range(self.count)])
 
     def output(self, slot: str, wanted: Boxes) -> str | None:
-        """The slot of an output's boxes; None where something would have to be sent for it. Alike on all ranks."""
+        """The slot with the wanted boxes of an output; None, on all ranks alike, where something would have to be sent
+        for them."""
         kept = len(self.added)
         found = self._found(slot, wanted)
         if found is None:
@@ -82,7 +83,7 @@ class HandedOn:
         return self._cut(found.slot, f"{slot}{AROUND}", found.boxes[self.me], wanted[self.me])
 
     def _cut(self, slot: str, name: str, have: Box, wanted: Box) -> str:
-        """A box of what a slot has; nothing of it, where that is ()."""
+        """The slot of a box cut from what a slot has; an empty tensor where it has ()."""
         return self._add(Line("around", slot, (name,), (slot,), None, False), None, [have, wanted])
 
     def _add(self, line: Line, at: At | None, reads: Sequence[Box]) -> str:
@@ -106,7 +107,7 @@ class HandedOn:
         return self._made(slot, wanted)
 
     def _made(self, slot: str, wanted: Boxes) -> Found | None:
-        """What a row makes of wider operands, where it reads no rows of other blocks for them."""
+        """The slot of a row's wider result, made of wider operands, if the row reads no rows of other blocks."""
         line = self.makers.get(slot)
         if line is not None and line.kind == "same":
             return self._found(line.reads[0], wanted)
@@ -114,7 +115,7 @@ class HandedOn:
         if line is None or stand is None or line.makes[0] != slot or any(stand.store) or self._reads_rows(stand):
             return None
         if ("forward", line.key) in self.actions.of_norms or len(line.reads) != len(stand.signature.inputs):
-            return None  # computed with others
+            return None  # a norm's kernels compute it with other rows
         ats = [self._at(stand, p, box) for p, box in enumerate(wanted)]
         if any(at is None for at in ats):
             return None
@@ -142,7 +143,7 @@ class HandedOn:
         return Found(name, wanted)
 
     def _reads_rows(self, stand: Stand) -> bool:
-        """Whether a block along a dimension that an axis splits reads others than its own rows."""
+        """Whether a block reads other rows than its own along a dimension that an axis splits."""
         return any(
             made.relation is not None and stand.row.roles.get(made.indices[0])
             for operand in stand.signature.inputs
@@ -150,7 +151,7 @@ class HandedOn:
         )
 
     def _at(self, stand: Stand, p: int, box: Box) -> At | None:
-        """Where the row stands to make a box of its result on a rank."""
+        """The place at which a row makes a box of its result on a rank; None if no blocks make it."""
         (result, *others), at = stand.signature.results, stand.at_rank(p)
         if others:
             return None

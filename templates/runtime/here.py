@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from .layer import Layer
 
 
-MOST = 1 << 13  # boxes that a layer remembers; those of many sizes and numbers of samples are worked out again
+MOST = 1 << 13  # boxes that a layer remembers at most; calls at many sizes work them out again
 Remembered = TypeVar("Remembered")
 
 
 def _remembered(found: Callable[[Any, Any, int, int], Remembered]) -> Callable[[Any, Any, int, int], Remembered]:
-    """The same function, whose results are kept by the layer that they are of, and go with it."""
+    """The same function with its results kept by the layer that they are of, as long as the layer lives."""
 
     def asked(layer: Any, layout: Any, position: int, batch: int) -> Remembered:
         known: dict[Any, Remembered] = layer.__dict__.setdefault("boxes_at", {})
@@ -59,11 +59,11 @@ class Here(NamedTuple):
     batch: int
 
     def frame(self, layout: Layout) -> Box:
-        """Where this rank's piece sits."""
+        """The box where this rank's piece sits, rows of padding included."""
         return frame_at(self.layer, layout, self.place.me, self.batch)
 
     def held(self, layout: Layout) -> Box:
-        """What of the tensor is in it: all but rows of padding."""
+        """The box of the tensor's elements in this rank's piece: all but rows of padding."""
         return held_at(self.layer, layout, self.place.me, self.batch)
 
     def shape(self, layout: Layout) -> tuple[int, ...]:

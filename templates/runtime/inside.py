@@ -1,7 +1,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportIncompatibleMethodOverride=false, reportPrivateUsage=false, reportPrivateImportUsage=false
 # (what torch leaves untyped or private, and calls by another signature than it declares)
-"""Parameters of a call as plain blocks."""
+"""A call's parameters as plain blocks."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .checks import refuse_vmap
 
 
 class InsideAll(Function):
-    """Plain blocks of DTensors and Blocks, all in one node of autograd's graph; behind them a link without elements, by
-    which the graph leads to all of them."""
+    """The plain blocks of DTensors and Blocks, all by one node of autograd's graph; the last output is a link without
+    elements, by which the graph leads to all of them."""
 
     @staticmethod
     def forward(name: str, *of: Any) -> tuple[Tensor, ...]:
@@ -34,7 +34,7 @@ class InsideAll(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        gradients = gradients[:-1]  # none of the link
+        gradients = gradients[:-1]  # the link has none
         if not torch.is_grad_enabled():
             gradients = own_memory(gradients)
         around = Around.apply if torch.is_grad_enabled() else Around.forward
@@ -47,8 +47,8 @@ class InsideAll(Function):
 
 
 def own_memory(gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-    """Gradients of which each has its own memory, as leaves of plain tensors have them: one that two parameters get is
-    one tensor here, and what is around it hides from autograd that somebody else has it, too."""
+    """The gradients, each in memory of its own, as leaves of plain tensors get them. Two parameters may get one tensor
+    here: the DTensors or Blocks around it hide from autograd that it is shared, so it is copied."""
     found: list[Tensor | None] = []
     seen: set[int] = set()
     for g in gradients:

@@ -1,11 +1,11 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportPrivateUsage=false
 # (what torch and Triton leave untyped or private)
-"""A GPU's kernels, compiled before they are launched: by processes of their own, and each once a node.
+"""A GPU's kernels are compiled before they are launched, by separate processes, and each kernel once a node.
 
-What a call and its backward pass launch is found by running their steps on tensors without memory (foreseen.py), so
-what is compiled are those kernels, with the types, constants and alignments of the launches. Processes, ranks of a node
-and later starts share Triton's cache; a lock on a kernel's number keeps two of them from compiling the same.
+A rank runs the steps of a call and of its backward pass on tensors without memory (foreseen.py) and notes which kernels
+they launch; those are compiled, with the types, constants and alignments of the launches. Processes, ranks of a node
+and later starts share Triton's cache; a lock on a kernel's number keeps two processes from compiling the same one.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from torch import Tensor
 
 SAID_S = 5.0  # between two lines of progress
 FUTURE = "from __future__ import annotations"
-RECORDING = threading.Lock()  # by one thread at a time
+RECORDING = threading.Lock()  # one thread at a time replaces modules' `launch`
 
 
 class KernelsCompiled(NamedTuple):
-    """What came of the kernels of a call and of its backward pass.
+    """How many of the kernels of a call and of its backward pass were compiled, and how many were in the cache.
 
     Attributes:
-        compiled: by this rank's processes.
-        found: in Triton's cache, where an earlier start or another rank of the node has put them.
+        compiled: kernels that this rank's processes compiled.
+        found: kernels that were in Triton's cache, where an earlier start or another rank of the node had put them.
     """
 
     compiled: int
@@ -56,8 +56,8 @@ class KernelLaunch(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """What tells it from launches of other machine code: the function's text, types, constants, what Triton knows
-        of integers."""
+        """The key of its machine code: launches with equal keys run the same. Made of the function's text, the
+        arguments' types, the constants and what Triton specializes integers on."""
         found: list[str] = [self.function.cache_key]
         for parameter, value in zip(self.function.params, self.args, strict=False):
             found.append(_kind_of(value, parameter.is_constexpr, parameter.do_not_specialize))
@@ -77,7 +77,7 @@ def _kind_of(value: Any, constant: bool, any_number: bool) -> str:
 
 
 class Launched:
-    """In the place of a kernel: its launches are noted."""
+    """Stands in the place of a kernel and notes its launches."""
 
     def __init__(self, module: Any, function: Any, found: list[KernelLaunch]) -> None:
         self.module, self.function, self.found = module, function, found
@@ -88,7 +88,8 @@ class Launched:
 
 @contextmanager
 def launches_of(modules: Iterable[Any]) -> Generator[list[KernelLaunch]]:
-    """Launches by this thread of kernels of these modules, which are not run meanwhile; other threads' are."""
+    """Note this thread's launches of these modules' kernels and don't run them; other threads' launches run as
+    usual."""
     found, me = list[KernelLaunch](), threading.get_ident()
 
     def recording(module: Any, run: Callable[..., None]) -> Callable[..., None]:
@@ -110,18 +111,18 @@ def launches_of(modules: Iterable[Any]) -> Generator[list[KernelLaunch]]:
 
 
 class KernelsAhead:
-    """What compiles a package's kernels before they are launched.
+    """Compiles a package's kernels before they are launched.
 
     Args:
-        name: of the network, for what is said.
-        modules: with kernels and `launch`.
+        name: the network's, for messages.
+        modules: they hold the kernels, and each has a `launch`.
     """
 
     def __init__(self, name: str, modules: Sequence[Any]) -> None:
         self.name, self.modules = name, tuple(modules)
 
     def of_call(self, run: Callable[[], object]) -> list[KernelLaunch]:
-        """One launch of each kernel that steps on tensors without memory launch."""
+        """One launch of each kernel that `run` launches; it runs steps on tensors without memory."""
         with launches_of(self.modules) as found:
             run()
         return list({launch.kind: launch for launch in found}.values())
@@ -130,7 +131,7 @@ class KernelsAhead:
         """Compile kernels that are not in Triton's cache.
 
         Args:
-            processes: at most; 0: as many as there are cores for this rank.
+            processes: the most to start; 0 starts one for each core that this rank may use.
             says: whether progress is written to stderr.
         Raises:
             RuntimeError: there is no GPU, a kernel does not compile, or the processes died.
@@ -185,7 +186,7 @@ def this_target(name: str, triton: Any) -> Any:
     """Triton's GPUTarget of this process's device.
 
     Raises:
-        RuntimeError: there is none.
+        RuntimeError: this process sees no GPU.
     """
     try:
         return triton.runtime.driver.active.get_current_target()
@@ -194,19 +195,19 @@ def this_target(name: str, triton: Any) -> Any:
 
 
 def on_this_node() -> tuple[int, int]:
-    """Which of how many ranks on this node this one is: as torchrun says, else a rank a GPU."""
+    """This rank's number on its node, and how many ranks the node has: as torchrun says, else one rank for each GPU."""
     world = dist.get_world_size() if dist.is_initialized() else 1
     ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", min(world, torch.cuda.device_count()))))
     return int(os.environ.get("LOCAL_RANK", dist.get_rank() if dist.is_initialized() else 0)) % ranks, ranks
 
 
 def shared_cores(ranks: int) -> int:
-    """Cores of this node for a rank, where so many ranks share it, and no more than this process may use."""
+    """How many cores of this node one rank gets where so many ranks share it; no more than this process may use."""
     return max(1, min(len(os.sched_getaffinity(0)), (os.cpu_count() or 1) // ranks))
 
 
 class _Work(pickle.Pickler):
-    """Tensors are told by their types and where they begin."""
+    """Pickles launches; of a tensor it writes the type and where the first element lies within 16 bytes."""
 
     def persistent_id(self, obj: Any) -> Any:
         return (obj.dtype, obj.data_ptr() % 16 // obj.element_size()) if isinstance(obj, Tensor) else None
@@ -225,15 +226,16 @@ def _work(launches: Sequence[KernelLaunch], target: Any, processes: int, turn: f
 
 
 def _number(kind: str) -> int:
-    """Of a kernel, which is locked: alike in all processes."""
+    """A kernel's number, which processes lock; it is the same in all processes."""
     return int.from_bytes(hashlib.sha256(kind.encode()).digest()[:7])
 
 
 def compile_given() -> None:
-    """What a process runs that compiles kernels: it has this text alone, beside what comes by stdin.
+    """The program of a process that compiles kernels: it has this function's text alone, and reads its work from stdin.
 
-    It needs no GPU, and leaves it alone. Processes are forked from it once torch and Triton are there; each goes
-    through the list, from another place, takes what nobody has a lock on, and at last waits for what somebody has.
+    It neither needs nor opens a GPU. Once torch and Triton are imported it forks worker processes. Each worker goes
+    through the list from a place of its own, compiles the kernels that nobody has locked, and at last waits for the
+    others.
     """
     import fcntl
     import json
@@ -265,7 +267,7 @@ def compile_given() -> None:
     triton: Any = vars(sys.modules[next(iter(modules))])["triton"]
 
     class Elsewhere:
-        """In the place of Triton's driver: a device that this process does not open."""
+        """Stands in the place of Triton's driver for a device that this process does not open."""
 
         def get_current_target(self) -> Any:
             return triton.backends.compiler.GPUTarget(*target)
@@ -285,7 +287,7 @@ def compile_given() -> None:
     triton.knobs.compilation.listener = listen
     folder = triton.knobs.cache.dir
     os.makedirs(folder, exist_ok=True)
-    done = mmap.mmap(-1, len(launches))  # of all processes: a byte a kernel, 1 where it is done
+    done = mmap.mmap(-1, len(launches))  # shared by all processes: a byte for each kernel, 1 once it is done
 
     def say(number: int, how: str, why: str = "") -> None:
         os.write(1, json.dumps([number, how, why]).encode() + b"\n")  # short enough to come in one piece

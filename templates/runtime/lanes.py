@@ -19,11 +19,11 @@ from torch import Tensor
 
 from .transport import Group, Transport, shared
 
-SETTLED_S = 2.0  # at the most
+SETTLED_S = 2.0  # the longest that the interpreter's end waits for what is in flight
 
 
 def noted(what: str, name: str) -> AbstractContextManager[Any]:
-    """A region that torch.profiler has as `convgen WHAT NAME`, where one is at work."""
+    """A context that torch.profiler, where it is at work, shows as `convgen WHAT NAME`."""
     if not torch.autograd._profiler_enabled():
         return nullcontext()
     return torch.profiler.record_function(f"convgen {what} {name}")
@@ -36,7 +36,7 @@ class Pending(Protocol):
 
 
 class Flight:
-    """A collective on another thread: its result, or what went wrong, once there."""
+    """A collective on another thread; once it is over, it has its result or the error."""
 
     def __init__(self, collective: Callable[[], Tensor]) -> None:
         self._collective: Callable[[], Tensor] | None = collective
@@ -49,7 +49,7 @@ class Flight:
         assert collective is not None
         try:
             self._result = collective()
-        except Exception as error:  # of whoever waits
+        except Exception as error:  # raised by whoever waits
             self._error = error
         del collective  # before the starter goes on: it may be the last thing that the process does
         self.over.set()
@@ -73,7 +73,7 @@ class Landed:
 
 
 class Arriving:
-    """An exchange of which short messages are received when it is waited for."""
+    """An exchange whose short messages are received when somebody waits for it."""
 
     def __init__(self, end: Any, others: Pending) -> None:
         self._end, self._others = end, others
@@ -97,15 +97,15 @@ class Streamed:
 
 
 def apart(end: Any, name: str, owns: bool) -> Any:
-    """A transport like it, with process groups of its own."""
+    """A transport like `end`, with process groups of its own."""
     made = type(end)(end.timeout, end.device, end.maker)
     made.lane, made.owns = name, owns
     return made
 
 
 class StreamLane:
-    """A lane on a GPU: a stream, and process groups of its own. The order is that in which they are started: no rank's
-    collectives of another lane can stand between those of this one."""
+    """A lane on a GPU: a stream, with process groups of its own. Its collectives run in the order in which they are
+    started: no rank's collectives of another lane can stand between them."""
 
     def __init__(self, end: Any, name: str, owns: bool) -> None:
         self.end, self.stream = apart(end, name, owns), torch.cuda.Stream()
@@ -121,9 +121,10 @@ class StreamLane:
 
 
 class Lane:
-    """Collectives beside a rank's own, one after the other, while it computes: a thread, and process groups of its own.
+    """A lane on a CPU: a thread that runs collectives one after the other while the rank computes, in process groups of
+    its own.
 
-    So their order is theirs alone: that in which they are started, the same on all ranks.
+    So they run in the order in which they are started, the same on all ranks, whatever other lanes do.
     """
 
     def __init__(self, end: Any, name: str, owns: bool) -> None:
@@ -138,7 +139,7 @@ class Lane:
         return self._fly(lambda: getattr(self.end, kind)(tensor, splits, group), group)
 
     def start_exchange(self, end: Any, tensor: Tensor, splits: Any, group: Group) -> Pending:
-        """Short messages need no thread: they are sent at once, and received by who waits."""
+        """Start an exchange. Short messages need no thread: they are sent at once, and received by whoever waits."""
         self.end.process_group(group.ranks)  # of all its ranks, even if few of them have long messages
         out, others = end.start_exchange(tensor, splits, group)
 
@@ -164,13 +165,13 @@ def settle(flights: queue.SimpleQueue[Flight | None]) -> None:
 
 
 def end_lane(flights: queue.SimpleQueue[Flight | None], settled: Callable[[], None]) -> None:
-    """Nobody will start anything any more."""
+    """End a lane, on which nothing will be started any more."""
     atexit.unregister(settled)
     flights.put(None)
 
 
 def fly(flights: queue.SimpleQueue[Flight | None]) -> None:
-    """One after the other, until there will be no more."""
+    """What a lane's thread does: it runs flights one after the other until the lane ends."""
     while (flight := flights.get()) is not None:
         flight.run()
         del flight  # and with it what it has moved, which its starter has, or nobody
@@ -182,7 +183,7 @@ def begin(
     """Start a collective of a transport; all ranks of the group start those of a lane in one order.
 
     Args:
-        owns: of all that this lane moves nobody needs the tensor any more: it may be written over.
+        owns: whether nobody needs the tensors that this lane moves any more, so that they may be written over.
 
     A transport of the user's own may have `start(kind, tensor, splits, group, lane)`, which returns what has a `wait`;
     without it collectives are over when they are started.

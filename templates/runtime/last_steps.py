@@ -1,8 +1,9 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # (what torch leaves untyped)
-"""Last steps of batch norms that the kernel of the product behind them does: it makes what it reads, and writes it.
+"""Last steps of batch norms that the kernel of the product behind them does: it makes the operand that it reads, and
+writes it.
 
-    forward_later   a norm's last step leaves memory for what it makes, and all that this is made of
+    forward_later   a norm's last step leaves memory for its result, and everything that the result is made of
     forward_behind  the product that reads it first writes it, and makes its own result with moments
     vjp_later       a norm's backward makes its sums a channel, and leaves the gradient of what it normalises
     vjp_behind      the product that made what was normalised writes that, and makes its operands' gradients
@@ -30,13 +31,13 @@ if TYPE_CHECKING:
 
 
 class Later(NamedTuple):
-    """What a norm's step leaves to the product that reads what it makes first.
+    """What a norm's step leaves to the product that is the first to read its result.
 
     Attributes:
-        of: what is done last.
-        made: memory for what comes of it; `read`: what it is made of, element by element, first of all.
-        given: what else kernels take, in their order; `eps`: the norm's.
-        now: write it.
+        of: the last step, which the product does.
+        made: memory for the result; `read`: the tensor whose elements it is made of.
+        given: the kernel's other arguments, in its order; `eps`: the norm's.
+        now: writes the result by the norm's own kernel.
     """
 
     of: Prologue
@@ -47,16 +48,16 @@ class Later(NamedTuple):
     now: Callable[[], None]
 
     def done(self) -> Tensor:
-        """What is made."""
+        """The result, written by the norm's own kernel."""
         self.now()
         return self.made
 
 
 def with_results_left(wanted: Sequence[Chosen], actions: Actions) -> list[Chosen]:
-    """Steps of forward, where norms leave what they make to products that are the first to read it."""
+    """Forward's steps, where norms leave their results to products that are the first to read them."""
     found, left = [*wanted], dict[str, int]()
     for n, (line, makes, reads) in enumerate(wanted):
-        if line.kind == "update":  # of a buffer, which may be an addend behind a norm
+        if line.kind == "update":  # an updated buffer may be an addend behind a norm
             left.clear()
         numbers = {slot: left.pop(slot) for slot in dict.fromkeys(line.reads) if slot in left}
         k = numbers.get(line.reads[0], -1) if line.reads and line.reads.count(line.reads[0]) == 1 else -1
@@ -72,7 +73,7 @@ def with_results_left(wanted: Sequence[Chosen], actions: Actions) -> list[Chosen
 
 
 def with_gradients_left(wanted: Sequence[Chosen], actions: Actions, stays: Collection[str]) -> list[Chosen]:
-    """Steps of backward, where norms leave the gradient of what they normalise to the products that made it."""
+    """Backward's steps, where norms leave the gradient of what they normalise to the products that made it."""
     if not PROLOGUES:
         return [*wanted]
     found, makers = [*wanted], dict[str, int]()
@@ -100,7 +101,7 @@ def _is_product(line: Line, actions: Actions) -> bool:
 
 
 def _addend_of(add: Line, wanted: Sequence[Chosen], makers: dict[str, int], actions: Actions) -> str:
-    """Of a sum whose other addend is None, as a norm makes both in one, the slot of the one; else none."""
+    """The slot of a sum's one addend, if the other is None because a norm makes both in one; else ""."""
     empty = [
         k
         for k, slot in enumerate(add.reads)
@@ -112,10 +113,11 @@ def _addend_of(add: Line, wanted: Sequence[Chosen], makers: dict[str, int], acti
 def vjp_behind(
     code: LocalCode, needed: Sequence[bool], plain: Callable[..., Any], kept: Any, later: Any, *before: Tensor | None
 ) -> Any:
-    """Gradients of a product's operands.
+    """Gradients of a product's operands, where a norm may have left the result's gradient to the product.
 
     Args:
-        plain: makes these of what is there; before: another gradient of the first operand, to which its own is added.
+        plain: makes them of a gradient that is there; before: another gradient of the first operand, which is added to
+            its own.
     """
     if not isinstance(later, Later):
         return plain(kept, later, *before)
@@ -124,7 +126,7 @@ def vjp_behind(
         own, given, _ = kept
     others = [t for t in before if t is not None]
     if code.takes(later) and code.says and needed[0] and len(own) == len(needed) == 2:
-        first = later.made.dtype if given is None else given[0]  # the type of the gradient to which another is added
+        first = later.made.dtype if given is None else given[0]  # the type of the first operand's gradient
         if not others or first == later.made.dtype:
             kernel = stand.operation.behind_norm(stand.row.way, code.at, later.of, later.made, own[1], *others)
     if kernel is None:

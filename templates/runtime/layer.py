@@ -28,13 +28,14 @@ from .regions import Where, as_slices, read_region
 
 
 class Layer(OnGrid):
-    """One layer as the functions of this file are told of it.
+    """One layer, as the functions of the runtime know it.
 
     Args:
-        spec, schedule: the layer in a layer file's keys, and its schedule's text; alike on all ranks of a mesh.
-        file: of the module.
+        spec, schedule: the layer in a layer file's keys, and its schedule's text; both are the same on all ranks of a
+            mesh.
+        file: the module's.
         stored: layouts of x, w, y and bias, and of their gradients by their names.
-        copy: packs and unpacks pieces of tensors, as copy_parts does.
+        copy: packs pieces of tensors and unpacks them, as copy_parts does.
     """
 
     ops: Ops
@@ -120,7 +121,8 @@ class Layer(OnGrid):
 
     @torch.compiler.assume_constant_result
     def placements(self, name: str, mesh: DeviceMesh) -> list[Shard | Replicate] | None:
-        """DTensor's placements for a stored tensor, if any; the samples are taken to be as many as can be split."""
+        """DTensor's placements for a stored tensor, if it has any; the number of samples is taken to be one that splits
+        evenly."""
         key = (name, tuple(mesh.mesh_dim_names or ()))
         if key not in self._placements:
             samples = math.prod(self.grid.values())
@@ -129,7 +131,7 @@ class Layer(OnGrid):
 
     @torch.compiler.assume_constant_result
     def own_box(self, name: str, key: str) -> Box:
-        """What of a parameter this rank holds."""
+        """This rank's block of a parameter, as a box."""
         return self.here(key, self.batch).frame(self.stored[name])
 
     # ---- For users ----
@@ -148,8 +150,8 @@ class Layer(OnGrid):
         return convolve(self, x, w, bias, mesh, self.mesh_key(mesh), self.batch if batch is None else batch)
 
     def scatter(self, name: str, value: Tensor, mesh: DeviceMesh, *, batch: int | None = None) -> Tensor:
-        """This rank's block of a tensor that every rank has whole; no communication, but for the gradient of a value
-        that requires one: the whole gradient on every rank, gathered.
+        """This rank's block of a tensor that every rank has whole. No communication forward; where the value requires a
+        gradient, backward gathers the whole gradient on every rank.
 
         Args:
             name: x, w, bias or y; dx, dw, dbias or dy.
@@ -165,8 +167,8 @@ class Layer(OnGrid):
     def gather(self, name: str, value: Tensor, mesh: DeviceMesh, *, batch: int | None = None) -> Tensor:
         """The whole tensor on every rank, from the ranks' blocks; every rank of the mesh calls it.
 
-        Its gradient is this rank's part of what comes back, which adds nothing up: what is computed from the whole
-        tensor is computed by every rank alike.
+        Its gradient is this rank's part of the gradient that comes back. Nothing is added up: every rank computes the
+        same from the whole tensor.
         """
         batch = self.batch if batch is None else batch
         self._layout_of(name)
@@ -190,11 +192,11 @@ class Layer(OnGrid):
         return as_slices((*here.held(layout), *taps))
 
     def block(self, name: str, array: Any, mesh: DeviceMesh, *, batch: int | None = None) -> Tensor:
-        """This rank's block of a tensor, as `scatter` gives it, of which nothing but the block is read.
+        """This rank's block of a tensor, as `scatter` gives it; nothing but the block is read of the array.
 
         Args:
-            array: the whole tensor: anything with a shape and slices, as numpy's and torch's arrays, mapped ones, and
-                those of h5py, zarr and others. Its numbers are converted to the layer's type.
+            array: the whole tensor: anything that has a shape and takes slices, as arrays of numpy and torch, mapped
+                ones, and those of h5py, zarr and others. Its numbers are converted to the layer's type.
         """
         batch = self.batch if batch is None else batch
         self._refuse_part(name, array.shape, batch)

@@ -25,13 +25,13 @@ class SpatialRows(NamedTuple):
     dilation: int
 
 
-AxisSize = int | Sequence[int]  # of an axis: how many ranks, or a share for each
+AxisSize = int | Sequence[int]  # an axis's number of ranks, or a share for each rank
 
 
 def ith_part(lo: int, hi: int, parts: AxisSize, i: int) -> tuple[int, int]:
     """Part i of [lo, hi): the first (hi - lo) % parts parts get one element more.
 
-    Of ranks with shares each gets its share rounded down, and those that lose most an element more.
+    Ranks with shares get their shares of the extent rounded down, and those that lose most by it get one element more.
     """
     if not isinstance(parts, int):
         total, shares = sum(parts), [(hi - lo) * w for w in parts]
@@ -45,7 +45,7 @@ def ith_part(lo: int, hi: int, parts: AxisSize, i: int) -> tuple[int, int]:
 
 
 def ranks_of(sizes: dict[str, AxisSize]) -> dict[str, int]:
-    """By axis how many ranks there are."""
+    """The number of ranks along each axis."""
     return {axis: n if isinstance(n, int) else len(n) for axis, n in sizes.items()}
 
 
@@ -109,7 +109,7 @@ class Layout(NamedTuple):
 
     tensor: str
     axes: tuple[tuple[str, ...], ...]
-    rows: tuple[bool, ...] = ()  # of a Window: the dimensions that are one
+    rows: tuple[bool, ...] = ()  # for a Window, which dimensions are windows
 
     def frame(self, layer: Layer, at: dict[str, int], batch: int) -> Box:
         """Where the piece of the rank at these coordinates sits."""
@@ -125,8 +125,8 @@ class Layout(NamedTuple):
 
 
 class Window(Layout):
-    """Of a dimension with `rows` set, the rows that a block of the other activation needs, instead of a block of its
-    own; rows of zero padding are no part of it."""
+    """A layout that has, along dimensions with `rows` set, the rows that a block of the other activation reads instead
+    of a block of its own; rows of zero padding are no part of it."""
 
     __slots__ = ()
 
@@ -145,7 +145,7 @@ class Window(Layout):
 
 
 class PaddedWindow(Window):
-    """A window whose frame has the rows of zero padding, too."""
+    """A Window whose frame includes the rows of zero padding."""
 
     __slots__ = ()
 

@@ -33,19 +33,19 @@ from .taken_steps import Chosen, with_moments, with_sums
 
 # Steps that make rows' results.
 LABELLED: tuple[str, ...] = ("forward", "forward_moments", "forward_behind", "interior", "boundary", "chunk", "join")
-# As a profile has them.
+# Names of steps in a profile.
 NOTED: Mapping[str, str] = dict.fromkeys((*LABELLED, "forward_later"), "local") | dict.fromkeys(CHAINS, "move")
 
 
 UNREAD = ("forward", "forward_moments", "same", "fill")  # steps that are left out where nobody reads what they make
-# Steps that may make values where a message takes them.
+# Steps that may make a value in its place in a bucket's message.
 OFFERED = ("forward", "vjp", "vjp_sum", "vjp_behind", "vjp_sum_behind")
 PASSING = ("back", "store", "add", "same", "vjp_join", "join", "wait_chunk", "send_back", "send_store")  # gradients on
 
 
 class Code(NamedTuple):
-    """A step that is ready to run: slots by number, and those that nobody reads any more; `over`: it writes over what
-    it reads first."""
+    """A step that is ready to run: the slots that it reads and makes, by number, and those that nobody reads after it;
+    `over`: whether it writes over what it reads first."""
 
     action: Action
     reads: tuple[int, ...]
@@ -56,10 +56,11 @@ class Code(NamedTuple):
 
 
 class Forward(NamedTuple):
-    """Forward, ready to run.
+    """Forward's steps, ready to run.
 
     Attributes:
-        size: how many slots; `given`: by name those of inputs, parameters and buffers; `kept`: that backward reads.
+        size: the number of slots; `given`: the slots of inputs, parameters and buffers, by name; `kept`: the slots that
+            backward reads.
     """
 
     codes: list[Code]
@@ -70,10 +71,11 @@ class Forward(NamedTuple):
 
 
 class Backward(NamedTuple):
-    """Backward, ready to run.
+    """Backward's steps, ready to run.
 
     Attributes:
-        kept, given: slots of what forward has kept, and of outputs' gradients; `found`: by name those of gradients.
+        kept, given: slots of what forward has kept, and of outputs' gradients; `found`: by name, the slots of the
+            gradients made.
     """
 
     codes: list[Code]
@@ -84,16 +86,16 @@ class Backward(NamedTuple):
 
 
 class Linked:
-    """The steps for so many samples, in one mode.
+    """A network's steps at one set of sizes and in one mode, on this rank.
 
     Args:
-        trains: by module, whether it is in training; "" is the network.
+        trains: says of a module whether it is in training; "" is the network.
         wide: inputs that come with the rows around their blocks.
-        around: by output, the boxes in which the next call takes it, by rank.
+        around: by output, each rank's box in which the next call takes it.
 
     Attributes:
-        outputs: by name, the slots.
-        handed_on: outputs that are given so; others are blocks.
+        outputs: the outputs' slots, by name.
+        handed_on: the outputs that are given with such boxes; the others are blocks.
     """
 
     def __init__(
@@ -122,7 +124,7 @@ class Linked:
         self._backwards: dict[Any, Backward] = {}
 
     def _hand_on(self, lines: list[Line], wide: Sequence[str], around: Mapping[str, Boxes]) -> tuple[str, ...]:
-        """Add steps that make outputs with the rows around them, each as early as it can be."""
+        """Add steps that make outputs with the rows around them, each as early as it can run; the outputs so made."""
         both, ranks = (*self.steps.forward, *self.steps.backward), range(len(self.actions.place.ranks))
         halos = {name: tuple([self.actions.surrounded(name, both, p) for p in ranks]) for name in wide}
         made = HandedOn(self.actions, lines, halos)
@@ -135,7 +137,8 @@ class Linked:
         return tuple([name for name, slot in slots.items() if slot is not None])
 
     def _with_gradient(self, line: Line) -> Line:
-        """The gradient through a norm's moments, where it is made with that through y, reads what that reads."""
+        """A step; if it makes the gradient through a norm's moments together with that through y, it also reads what
+        the latter reads."""
         label = line.key.removesuffix(".dx")
         of = self.actions.joints.get(label) if line.kind == "forward" and label != line.key else None
         if of is None:
@@ -144,7 +147,7 @@ class Linked:
         return line._replace(reads=(*line.reads, *of_y.reads))
 
     def _sums(self) -> dict[str, torch.dtype]:
-        """Slots in which gradients of parameters begin, each with the type in which they are summed."""
+        """The slots in which gradients of parameters begin, each with the type in which they are summed."""
         makers = {n: line for line in self.backward_lines for n in line.makes}
         found: dict[str, torch.dtype] = {}
         state = self.ctx.net.state
@@ -169,7 +172,7 @@ class Linked:
     # ---- What is wanted ----
 
     def _wanted(self, asked: Collection[str], dys: Collection[str]) -> list[Chosen]:
-        """Steps from these outputs' gradients to the gradients of these inputs and parameters."""
+        """Backward's steps that lead from these outputs' gradients to the gradients of these inputs and parameters."""
         there, again = set(dys), set[str]()
         flying: dict[str, Flags] = {}
         reached: list[tuple[Line, Flags]] = []
@@ -243,7 +246,7 @@ class Linked:
         known = made | {*given} | {n for n in later if n.startswith("[")}
         kept = [n for n in dict.fromkeys(later) if n in known and n not in again and n != NOTHING]
         given |= dict.fromkeys(n for n in kept if n not in made)
-        # What nobody reads is not made, but for what others wait for, or what renews buffers itself.
+        # A slot that nobody reads is not made, unless other ranks wait for it, or its step renews buffers itself.
         own = {line for line in lines if (line.kind, line.key) in self.actions.in_place}
         renewed = {n for line in own for n in line.makes}
         needed, chosen = {*outputs, *kept}, list[Chosen]()
@@ -275,7 +278,7 @@ class Linked:
                 last[name] = n
             makers |= dict.fromkeys(w.line.makes, w.line)
         readers = Counter(name for w in wanted for name in w.line.reads)
-        alone = {n: line for n, line in makers.items() if readers[n] == 1 and n not in stays}  # another may keep it
+        alone = {n: line for n, line in makers.items() if readers[n] == 1 and n not in stays}  # others may keep it
         offers = self._offers(wanted, alone)
         codes: list[Code] = []
         for n, (line, makes, reads) in enumerate(wanted):
@@ -299,7 +302,8 @@ class Linked:
         return codes
 
     def _offers(self, wanted: Sequence[Chosen], alone: Collection[str]) -> dict[str, Offer]:
-        """By slot that a bucket alone reads, who offers memory of its message: on a GPU, whose kernels write there."""
+        """For each slot that a bucket alone reads, the function that offers it memory in the bucket's message; on GPUs
+        alone, whose kernels write there."""
         found: dict[str, Offer] = {}
         for line, _, reads in wanted:
             if line.kind == "start_bucket" and self.ctx.net.last:
@@ -311,10 +315,10 @@ class Linked:
         """Whether a step can write over what it reads first.
 
         Args:
-            alone: by slot that one step alone reads, its maker.
+            alone: for each slot that one step alone reads, the step that makes it.
         """
         maker = alone.get(next(iter(line.reads), NOTHING)) if line.kind in ("forward", "add") else None
-        while maker is not None and self.actions.casts(maker):  # which gives what it reads, where that has the type
+        while maker is not None and self.actions.casts(maker):  # a cast gives what it reads, where that has the type
             maker = alone.get(maker.reads[0])
         return maker is not None and self.actions.may_write_over(line, maker)
 
@@ -323,8 +327,8 @@ class Linked:
     def backward(self, learns: tuple[str, ...], asked: tuple[str, ...], dys: Flags) -> Backward:
         """
         Args:
-            learns: as forward had them; `asked`: those of them whose gradients are wanted.
-            dys: by output, whether it has a gradient.
+            learns: as for forward; `asked`: those of them whose gradients are wanted.
+            dys: for each output, whether it has a gradient.
         """
         key = (learns, asked, dys)
         if key not in self._backwards:
@@ -351,7 +355,7 @@ def _none(*reads: Any) -> None:
 
 
 def _offering(action: Action, offers: Sequence[Offer]) -> Action:
-    """A step whose local code is offered memory for what it makes."""
+    """A step's function with its local code offered memory for what it makes."""
 
     def offer(shape: Sequence[int], like: Any) -> Any:
         return next(filter(lambda found: found is not None, (one(shape, like) for one in offers)), None)
@@ -364,7 +368,7 @@ def _offering(action: Action, offers: Sequence[Offer]) -> Action:
 
 
 def _typed(action: Action, kinds: Sequence[torch.dtype | None]) -> Action:
-    """A step whose results have these types, where they say one."""
+    """A step's function with its results cast to these types; None leaves a result's type."""
 
     def typed(*reads: Any) -> Any:
         made = action(*reads)
@@ -376,17 +380,18 @@ def _typed(action: Action, kinds: Sequence[torch.dtype | None]) -> Action:
 
 
 def _numbers(names: Sequence[str]) -> dict[str, int]:
-    """Of each slot a number; the first is nothing."""
+    """A number for each slot; 0 is that of nothing."""
     return {name: n for n, name in enumerate(dict.fromkeys([NOTHING, *names]))}
 
 
 def _wants(wanted: Sequence[Chosen]) -> dict[str, Flags]:
-    """Of what forward keeps, which gradients of its step backward makes of it: by operand, and of what lies between."""
+    """For each slot that forward keeps, which gradients backward makes of it: a flag for each operand, and last for
+    what lies between."""
     found: dict[str, Flags] = {}
     for line, makes, _ in wanted:
         if not line.kind.startswith("vjp") or line.kind == "vjp_join":
             continue
-        flags = makes[1:] if line.kind == "vjp_chunk" else makes  # behind what is carried to the chunk before
+        flags = makes[1:] if line.kind == "vjp_chunk" else makes  # the first is what is carried to the chunk before
         old = found.get(line.reads[0], (False,) * len(flags))
         found[line.reads[0]] = tuple([a or b for a, b in zip(old, flags, strict=True)])
     return found
@@ -404,17 +409,17 @@ def execute(codes: Sequence[Code], slots: list[Any]) -> None:
         elif makes:
             for n, one in zip(makes, made, strict=False):
                 slots[n] = one
-        made = one = None  # names hold no tensor beyond its last reader
+        made = one = None  # no name may hold a tensor beyond its last reader
         for n in ends:
             slots[n] = None
         slots[0] = None
 
 
 def execute_noted(codes: Sequence[Code], slots: list[Any], nans: list[str] | None = None) -> None:
-    """The same, where a profiler is at work, or where the first row that makes a NaN is looked for.
+    """Run steps, noting each for a profiler, or looking for the first row that makes a NaN.
 
     Args:
-        nans: takes the words for it.
+        nans: a list that takes the words for that row.
     """
     for action, numbers, makes, ends, line, over in codes:
         reads = [slots[n] for n in numbers]
@@ -426,7 +431,7 @@ def execute_noted(codes: Sequence[Code], slots: list[Any], nans: list[str] | Non
         if nans is not None and not nans and line.kind in LABELLED:
             there = [slots[n] for n in makes if n]
             read = _flat(reads[over:])
-            if line.kind == "forward_behind":  # which makes what a norm has left
+            if line.kind == "forward_behind":  # it also makes what a norm has left
                 nans.extend(filter(None, [first_nan(line.makes[-1], there[-1:], read)]))
             nans.extend(filter(None, [first_nan(line.key, _flat(there), read)]))
         del reads, made

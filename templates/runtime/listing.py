@@ -34,9 +34,9 @@ class Line(NamedTuple):
     """A step.
 
     Attributes:
-        key: the row, conversion, buffer, parameter or input that it is of.
+        key: the row, conversion, buffer, parameter or input that the step belongs to.
         makes, reads: slots.
-        when: a module, and whether the step is of its training or of its evaluation; None for both.
+        when: a module, and whether the step runs in its training or in its evaluation; None where it runs in both.
         again: whether backward computes again what forward has computed.
     """
 
@@ -49,12 +49,12 @@ class Line(NamedTuple):
 
 
 class Norm(NamedTuple):
-    """A batch norm: the labels of its rows, which are computed with few passes over memory where nothing moves between
-    them but moments and a gradient.
+    """A batch norm: the labels of its rows. Where nothing moves between these but moments and a gradient, their steps
+    take few passes over memory.
 
     Attributes:
-        renewed: of running statistics; `averaged`: of statistics by parts, what averages them for these; `counted`: of
-            how many batches there were.
+        renewed: the row that renews running statistics; `averaged`: with statistics by parts, the row that averages
+            them for the running ones; `counted`: the row that counts batches.
     """
 
     module: str
@@ -68,18 +68,18 @@ class Norm(NamedTuple):
     eps: float
 
 
-LABELS = ("moments", "coefficients", "centred", "renewed", "averaged", "counted")  # of a norm's rows
+LABELS = ("moments", "coefficients", "centred", "renewed", "averaged", "counted")  # a norm's rows
 
 
 class Within(NamedTuple):
-    """A block of the source: how the names of its text read."""
+    """A block of the source, by which the short names in its text become whole ones."""
 
     path: str
     start: str
     outer: tuple[str, ...]
 
     def slot(self, name: str) -> str:
-        """Of a value, a gradient, or a parameter."""
+        """The whole name of a value's, a gradient's or a parameter's slot."""
         if name.startswith("[~"):
             return f"[{self.module(name[1:-1])}]"
         if match := OUTER.match(name):
@@ -87,23 +87,23 @@ class Within(NamedTuple):
         return f"{self.start}{name[1:]}" if name.startswith("~") else name
 
     def module(self, name: str) -> str:
-        """Of a module, a parameter or a buffer."""
+        """The whole name of a module, a parameter or a buffer."""
         if not name.startswith("~"):
             return "" if name == NOTHING else name
         return f"{self.path}.{name[1:]}".removesuffix(".")
 
 
 class Section:
-    """The steps of blocks of the source that are alike."""
+    """The steps that blocks of the source have alike."""
 
     def __init__(self, rows: Mapping[str, Row], forward: str, backward: str = "", norms: Sequence[Norm] = ()) -> None:
         self.rows, self.forward, self.backward, self.norms = rows, forward, backward, norms
 
     def at(self, path: str, *outer: str) -> tuple[Section, Within]:
-        """The block of a module of the source.
+        """These steps for the block that is the module at `path`.
 
         Args:
-            outer: names of `$1`, `$2`, ...
+            outer: the slots that `$1`, `$2`, ... stand for.
         """
         return self, Within(path, re.sub(r"\W", "_", path) + "_" if path else "", outer)
 
@@ -112,12 +112,12 @@ class Steps:
     """A network's steps.
 
     Args:
-        blocks: in the order of forward; backward comes to them in the opposite one.
-        outputs: by name the slot, and that of its gradient.
+        blocks: in the order of forward; backward takes them in the opposite order.
+        outputs: by an output's name, its slot and its gradient's slot.
 
     Attributes:
-        rows: by label.
-        norms: batch norms.
+        rows: the network's rows, by label.
+        norms: the network's batch norms.
     """
 
     def __init__(self, blocks: Sequence[tuple[Section, Within]], outputs: Mapping[str, tuple[str, str]]) -> None:
@@ -157,16 +157,16 @@ class Steps:
 
 
 def said(line: Line) -> str:
-    """A step as it is written, with whole names."""
+    """A step's text with whole names, for messages."""
     makes = f"{', '.join(line.makes)} = " * bool(line.makes)
     return f"{makes}{line.kind} {line.key} ({', '.join(line.reads)})"
 
 
 def in_mode(lines: Sequence[Line], trains: Callable[[str], bool]) -> list[Line]:
-    """Steps that are run.
+    """The steps that run in the modules' present modes.
 
     Args:
-        trains: by module, whether it is in training.
+        trains: says of a module whether it is in training.
     """
     run = [line for line in lines if line.when is None or trains(line.when[0]) == line.when[1]]
     missing = {n for line in lines for n in line.makes}.difference(*(line.makes for line in run))
@@ -174,7 +174,7 @@ def in_mode(lines: Sequence[Line], trains: Callable[[str], bool]) -> list[Line]:
 
 
 def _with_fewer(lines: Sequence[Line], missing: Collection[str]) -> Iterator[Line]:
-    """Steps of buckets with those slots alone that are made in this mode."""
+    """The steps, where buckets have only the slots that are made in this mode."""
     there: dict[str, list[bool]] = {}
     for line in lines:
         if line.kind == "start_bucket":
@@ -187,7 +187,7 @@ def _with_fewer(lines: Sequence[Line], missing: Collection[str]) -> Iterator[Lin
 
 
 def lines_of(text: str, names: Within) -> Iterator[Line]:
-    """The steps of a block's text."""
+    """The steps that a block's text lists."""
     for raw in text.splitlines():
         line = " ".join(raw.split("#")[0].split())
         if not line:

@@ -1,4 +1,4 @@
-"""Local convolutions of ATen."""
+"""Local convolutions by ATen."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from .layer import Layer
 
 aten: Any = torch.ops.aten
-Way = Callable[..., Tensor]  # of a phase: takes conv_...'s operands, padding, the result's shape, and groups
+Way = Callable[..., Tensor]  # does a phase: takes conv_...'s operands, padding, the result's shape, and groups
 
 
 def local_groups(layer: Layer, channels: int) -> int:
-    """Groups that a rank convolves: whole ones, or a part of one."""
+    """The number of groups that a rank convolves: whole ones, or a part of one."""
     fine = layer.filters if layer.transposed else layer.channels
     return max(1, channels // (fine // layer.groups))
 
@@ -39,7 +39,8 @@ def local_groups(layer: Layer, channels: int) -> int:
 def small_by_hand(
     layer: Layer, x: Tensor, padding: list[int], rows: tuple[int, ...]
 ) -> tuple[Tensor, list[int], list[int]]:
-    """x, its padding and strides, for `rows` of y; in a dimension of those above x has just the rows that are read."""
+    """An x, its padding and strides, for `rows` of y. In dimensions of the kinds listed above, x is padded by hand and
+    has just the rows that are read."""
     by_hand = are_small(layer, tuple(x.shape[2:]), rows, *padding)
     if by_hand is None:
         return x, padding, layer.stride
@@ -55,7 +56,7 @@ def small_by_hand(
 
 @cache
 def are_small(layer: Layer, x_rows: tuple[int, ...], y_rows: tuple[int, ...], *padding: int) -> tuple[bool, ...] | None:
-    """Which dimensions are; None if none is."""
+    """For each dimension, whether it is of the kinds listed above; None if none is."""
     if layer.dtype == torch.float64:
         return None
     found = tuple(
@@ -69,7 +70,7 @@ def are_small(layer: Layer, x_rows: tuple[int, ...], y_rows: tuple[int, ...], *p
 
 
 def nothing(layer: Layer, like: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """What a convolution without products makes."""
+    """The result of a convolution that has nothing to add up: zeros."""
     return torch.empty(shape, dtype=layer.dtype, device=like.device, memory_format=layer.memory_format).zero_()
 
 
@@ -147,8 +148,8 @@ def conv_transpose_backward_filter(
 
 
 def computed_in(layer: Layer) -> torch.dtype:
-    """float16 is convolved in float32: without AVX512-FP16 ATen's is many times slower, and its gradients add windows
-    rounded."""
+    """The type in which ATen convolves: float32 for float16, as without AVX512-FP16 ATen's float16 is many times
+    slower, and its gradients round each window before they add it."""
     return torch.float32 if layer.dtype == torch.float16 else layer.dtype
 
 
@@ -176,6 +177,6 @@ def aten_backward(
 
 
 def shape_only(layer: Layer, like: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """The operand whose gradient is made: ATen wants its shape. Nothing touches it, so that it takes no memory;
-    of an expanded scalar ATen would make a whole copy."""
+    """A tensor in the place of the operand whose gradient is made: ATen asks for its shape alone. Nothing touches it,
+    so it takes no memory; ATen would copy an expanded scalar as a whole."""
     return torch.empty(shape, dtype=computed_in(layer), device=like.device, memory_format=layer.memory_format)

@@ -1,6 +1,6 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # (what torch leaves untyped or private, and calls by another signature than it declares)
-"""CONVGEN_CHECK_LOCAL=1: the first call of each local problem is compared."""
+"""CONVGEN_CHECK_LOCAL=1: the first call of each local problem is compared with float64."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from .layer import Layer
 
-# Roundings to a type, and of sums: float64's, or float32's.
+# Unit roundoffs: of a layer's types, and of those in which sums are made, float64 or float32.
 ROUNDOFF = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 compared: set[tuple[Any, ...]] = set()
 
@@ -26,11 +26,12 @@ def check_local(
 ) -> None:
     """Compare what a kernel found with products tap by tap in float64, if CONVGEN_CHECK_LOCAL=1 asks for it.
 
-    Once a phase, shapes and padding in a process: it costs seconds and memory, of the first step only.
+    A process compares each phase, shapes and padding once: that costs the first step seconds and memory, later ones
+    nothing.
 
     Args:
-        x, w, y: operands; the result (y, dx or dw) in its own place, of which only the shape is read.
-        below: zero rows below x, a dimension.
+        x, w, y: the operands. The result (y, dx or dw) stands in its own place among them, and only its shape is read.
+        below: the number of zero rows below x, for each spatial dimension.
     Raises:
         RuntimeError: the difference is more than rounding explains.
     """
@@ -85,7 +86,7 @@ def by_taps(layer: Layer, phase: str, x: Tensor, w: Tensor, y: Tensor, below: Se
     groups = max(1, x.shape[1] // w.shape[1])
     sides = list(zip(y.shape[2:], layer.kernel, layer.stride, layer.dilation, strict=True))
     spans = [(h - 1) * s + d * (k - 1) + 1 for h, k, s, d in sides]
-    # Rows that windows span, of which x has some, and the same rows in x.
+    # The rows that windows span, and those of them that x has.
     rows = [slice(max(p, 0), max(min(p + h, span), p, 0)) for p, h, span in zip(below, x.shape[2:], spans, strict=True)]
     frame = torch.zeros((*x.shape[:2], *spans), dtype=torch.float64, device=x.device)
     there = (..., *rows)

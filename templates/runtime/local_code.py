@@ -1,10 +1,11 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportIncompatibleMethodOverride=false
 # (what torch leaves untyped or private, and calls by another signature than it declares)
-"""Local code of a row where it stands, forward and backward.
+"""A row's local code on this rank, forward and backward.
 
-An operation that says its own gradient (`Operation.vjp`) is called as plain functions of tensors. Of another, torch
-keeps a graph of its own, which holds what autograd saves and nothing more: its leaves and roots are edges, no tensors.
+An operation that says its own gradient (`Operation.vjp`) is called as plain functions of tensors. For any other, torch
+records a graph of its own, which holds what autograd saves and nothing more: its leaves and roots are edges, no
+tensors.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ Narrowed = tuple[tuple[int, int, int], ...]  # of an operand: dimension, first r
 
 
 class Graph(NamedTuple):
-    """What torch keeps of local code: an edge for each result and each operand that wants a gradient."""
+    """The graph that torch keeps for local code: an edge for each result and for each operand that wants a gradient."""
 
     roots: tuple[Any, ...]
     leaves: tuple[Any, ...]
@@ -41,13 +42,13 @@ class Graph(NamedTuple):
 
 
 class Nothing(NamedTuple):
-    """What is kept where a rank computes nothing: types of operands."""
+    """What a rank that computes nothing keeps for backward: the operands' types."""
 
     types: tuple[torch.dtype, ...]
 
 
 class Leaf(Function):
-    """A tensor at which a graph begins, and which the graph does not hold."""
+    """A tensor at which a graph begins without holding it."""
 
     @staticmethod
     def forward(anchor: Tensor, tensor: Tensor) -> Tensor:
@@ -70,12 +71,12 @@ def leaf(tensor: Any) -> Any:
 
 
 class LocalCode:
-    """A part of a row on this rank.
+    """Local code for a part of a row on this rank.
 
     Args:
-        at: where it stands.
-        boxes: of each operand what is given of it; local code may take fewer rows.
-        wants: by operand, whether it wants a gradient.
+        at: where the part stands: its blocks of the row's indices.
+        boxes: for each operand the box that is given; local code may take fewer rows of it.
+        wants: for each operand, whether its gradient is wanted.
         between: whether the gradient of what a convolution makes within the row is wanted (Fused).
     """
 
@@ -95,17 +96,17 @@ class LocalCode:
         self.is_plain = self.is_whole and not (self.is_nothing or stand.mixes)
 
     def bound(self, call: Callable[..., Any], *given: Any) -> Callable[..., Any]:
-        """A call of the operation, where it stands."""
+        """A method of the operation, bound to where this part stands."""
         return partial(call, self.stand.row.way, self.at, *given)
 
     def run_over(self, *operands: Tensor) -> tuple[Tensor, ...]:
-        """Results alone, which may lie in the first operand's memory."""
+        """The results, which may lie in the first operand's memory; nothing is kept for backward."""
         if self.stand.autocast:
             operands = tuple(self.stand.taken(operands))
         return self.stand.operation.local_over(self.stand.row.way, self.at, *operands)
 
     def run(self, *operands: Tensor, behind: tuple[Tensor, ...] = ()) -> tuple[Tensor, ...]:
-        """Results alone."""
+        """The results; nothing is kept for backward."""
         if self.stand.autocast:
             operands = tuple(self.stand.taken(operands))
         if not self.is_whole:
@@ -113,7 +114,7 @@ class LocalCode:
         return self.stand.local(self.at, (*operands, *behind), self.is_nothing)
 
     def cut(self, operands: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Of what is given the rows that local code takes."""
+        """The rows that local code takes of what is given."""
         if self.is_whole:
             return tuple(operands)
         return tuple([self.stand.cut(k, t, self.boxes[k], self.at) for k, t in enumerate(operands)])
@@ -154,7 +155,7 @@ class LocalCode:
     def _graph(
         self, operands: Sequence[Tensor], types: tuple[torch.dtype, ...], kernel: Any = None
     ) -> tuple[tuple[Tensor, ...], Graph, Any]:
-        """Results, what torch keeps, and moments, where a kernel is given that makes them."""
+        """The results, the graph that torch keeps, and the result's moments if a kernel is given that makes them."""
         with torch.enable_grad():
             leaves = [leaf(t) if w else t for t, w in zip(operands, self.wants, strict=True)]
             begun = [
@@ -178,7 +179,7 @@ class LocalCode:
         return tuple([t.detach() for t in made]), Graph(roots, edges, types), moments
 
     def with_moments(self, *operands: Tensor) -> tuple[tuple[Tensor, ...], Any, Any]:
-        """What `forward` gives, and moments of the result; None where no kernel makes these."""
+        """What `forward` gives, and moments of the result, which are None where no kernel makes them."""
         taken, kernel = self._taken(operands), None
         if not self.is_nothing and self.is_whole:
             kernel = self.stand.operation.moments_kernel(self.stand.row.way, self.at, taken)
@@ -187,7 +188,8 @@ class LocalCode:
         return self._by_kernel(kernel, operands, taken, taken[0])
 
     def behind_norm(self, later: Later, *others: Tensor) -> tuple[tuple[Tensor, ...], Any, Any]:
-        """The same of an operand that a norm has left to this; then it is there."""
+        """What `with_moments` gives, of an operand that a norm has left to this product to make; then the operand is
+        made."""
         operands, kernel = (later.made, *others), None
         if self.takes(later) and len(others) == 1:
             taken = self._taken(operands)
@@ -197,7 +199,7 @@ class LocalCode:
         return self.with_moments(later.done(), *others)
 
     def takes(self, later: Later) -> bool:
-        """Whether what a norm has left is what local code takes: all of it, in the type in which it is."""
+        """Whether local code takes the operand that a norm has left as it is: all its rows, in its own type."""
         kind = later.made.dtype
         as_taken = kind == later.read.dtype and (not self.stand.autocast or kind == self.stand.low)
         return as_taken and self.is_whole and not self.is_nothing
@@ -213,11 +215,11 @@ class LocalCode:
     def _by_kernel(
         self, kernel: Any, given: Sequence[Tensor], operands: tuple[Any, ...], first: Any
     ) -> tuple[tuple[Tensor, ...], Any, Any]:
-        """What a kernel makes with moments.
+        """The results of a kernel that makes moments, too.
 
         Args:
-            given: of whose types gradients are; operands: as local code takes them.
-            first: the first of these, or what it is made of.
+            given: operands in the types that their gradients get; operands: the same as local code takes them.
+            first: the first operand, or what a norm has left to make it of.
         """
         stand, types = self.stand, tuple([t.dtype for t in given])
         if self.keeps and not self._has_vjp(operands) and not is_kept_elsewhere():
@@ -231,7 +233,7 @@ class LocalCode:
         return made, (kept, types, tuple([t.dtype for t in made])) if stand.mixes else kept, moments
 
     def run_behind(self, before: Tensor, *operands: Tensor) -> Tensor:
-        """The sum of this and of the only result."""
+        """The sum of `before` and of the only result."""
         if not (self.stand.autocast or self.is_nothing) and self.is_whole:
             made = self.stand.operation.added(self.stand.row.way, self.at, False, operands, before)
             if made is not None:
@@ -246,10 +248,11 @@ class LocalCode:
         keep: bool,
         before: Tensor | None = None,
     ) -> list[Tensor | None]:
-        """Gradients of operands, and of what lies between.
+        """Gradients of the operands, and of what lies between.
 
         Args:
-            needed: by operand, and perhaps of what lies between; keep: whether another backward pass may come.
+            needed: for each operand, and last for what lies between, whether its gradient is needed.
+            keep: whether another backward pass may come.
             before: another gradient of the first operand, to which its gradient is added.
         """
         if before is not None:
@@ -316,7 +319,7 @@ class LocalCode:
         return torch.zeros([hi - lo for lo, hi in self.boxes[k]], dtype=types[k], device=self.stand.device)
 
     def _widened(self, k: int, gradient: Tensor) -> Tensor:
-        """The gradient of all rows that were given, of that of the rows that were taken."""
+        """The gradient of all rows that were given: zeros around the gradient of the rows that were taken."""
         if not self.cuts[k]:
             return gradient
         out = inner = empty_as(gradient, [hi - lo for lo, hi in self.boxes[k]]).zero_()

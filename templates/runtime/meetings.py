@@ -18,29 +18,29 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-PLACE = 108  # bytes of a socket's address, at the most
-TOLD = 1 << 16  # bytes of a tensor, at the most, that goes from rank to rank so
-LEAST = 2 * TOLD  # bytes of room for what is under way
-ROOM = 2 * LEAST  # is asked of the system, which counts its own bytes, too
+PLACE = 108  # the most bytes of a socket's address
+TOLD = 1 << 16  # the most bytes of a tensor that goes from rank to rank by sockets
+LEAST = 2 * TOLD  # bytes of room that a socket must have for what is under way
+ROOM = 2 * LEAST  # bytes that are asked of the system, which counts its own, too
 PATIENCE = timedelta(minutes=30)  # torch's own, where a group has no time-out
 
 
 class Meeting:
-    """Ranks that tell one another bytes; all of them in one order, and each its own part of a message's size.
+    """Ranks that tell one another messages: all messages are of one size, and all ranks tell theirs in the same order.
 
     Ranks of one machine and one user speak through sockets of theirs. By gloo a message wakes threads of both ranks
     three times, which takes longer than a small step (bench/envelope.py); ranks that don't all reach one another's
-    sockets tell it by gloo. So do tensors that are short travel (transport.py), between ranks of which each other's
-    sockets are in `peers`.
+    sockets use gloo. Short tensors travel by the same sockets (transport.py), to the ranks whose sockets are in
+    `peers`.
     """
 
     def __init__(self, group: dist.ProcessGroup, members: Sequence[int], me: int) -> None:
-        """All members make it at once.
+        """Make a meeting; all members do so at the same time.
 
         Args:
-            group: of gloo; the meeting is over where it is destroyed.
-            members: their ranks, rising.
-            me: which of them this one is.
+            group: a group of gloo; the meeting ends when it is destroyed.
+            members: the members' ranks, rising.
+            me: this rank's place among the members.
         """
         self.end: Any = group._get_backend(torch.device("cpu"))
         self.members, self.me = members, me
@@ -81,15 +81,15 @@ class Meeting:
                 peer = _with_room(own.accept()[0])
                 found[int.from_bytes(_received(peer, 4), "big")] = peer
         if set(found) != {*range(len(self.members))} - {self.me}:
-            raise ConnectionError("a process that is no rank of this mesh has come to where its ranks meet")
+            raise ConnectionError("a process that is no rank of this mesh has connected to one of its sockets")
         return found
 
     def tell(self, mine: bytes, timeout: timedelta | None) -> Callable[[], list[bytes]]:
-        """Post a message; what comes back waits for those of all members, and gives them in their order.
+        """Post a message; the function returned waits for all members' messages and gives them in the members' order.
 
         Raises:
             ConnectionError: a member has gone, or had gone before.
-            TimeoutError: a member did not come; by gloo a RuntimeError.
+            TimeoutError: a member did not come; where gloo carries the message it is a RuntimeError.
         """
         patience = timeout or self.patience
         if len(self.peers) + 1 < len(self.members):
@@ -128,7 +128,8 @@ class Meeting:
                 raise lost[first]
 
     def send(self, member: int, part: Tensor) -> None:
-        """A tensor for which a socket has room that holds no other: then nobody waits here for who waits for them."""
+        """Send a tensor for which the socket has room, as it holds no other: so no sender waits here for a receiver
+        that waits for it."""
         with _Ending(self, member):
             self.peers[member].sendall(_raw(part))
 
@@ -152,8 +153,8 @@ class Meeting:
 
 
 class _Ending:
-    """Around what is told to a member or by it: a meeting in which that fails is over for this rank, as what came in
-    part can't be told from what comes next. Its sockets stay open, so that others find out who was lost."""
+    """A context around telling a member something or hearing from it. If that fails, the meeting is over for this rank:
+    a part of a message can't be told from the next one. Its sockets stay open, so that others find out who was lost."""
 
     def __init__(self, meeting: Meeting, member: int) -> None:
         self.meeting, self.member = meeting, member
@@ -178,7 +179,7 @@ def _close(sockets: Iterable[socket.socket]) -> None:
 
 
 def _with_room(one: socket.socket) -> socket.socket:
-    """Raises OSError: the system has less room for what is under way."""
+    """A socket with ROOM bytes of room; raises OSError where the system gives less than LEAST."""
     one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, ROOM)
     if one.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) < LEAST:
         raise OSError(f"a socket has less than {LEAST} bytes of room")
@@ -186,7 +187,7 @@ def _with_room(one: socket.socket) -> socket.socket:
 
 
 def _raw(part: Tensor) -> memoryview:
-    """A contiguous tensor's bytes; not by numpy, which takes it for its own: such a storage can't be resized."""
+    """A contiguous tensor's bytes, without numpy: a storage that numpy has seen can't be resized."""
     if not part.is_contiguous():
         raise ValueError(f"a tensor of strides {part.stride()} is sent: its elements have to lie side by side")
     return memoryview((ctypes.c_ubyte * part.nbytes).from_address(part.data_ptr())).cast("B")

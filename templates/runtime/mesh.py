@@ -1,6 +1,6 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # (what torch leaves untyped or private, and calls by another signature than it declares)
-"""Where this rank is."""
+"""Where this rank is on a mesh."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def coordinates(layer: OnGrid, position: int) -> dict[str, int]:
 
 
 def members(layer: OnGrid, position: int, axes: tuple[str, ...]) -> tuple[int, ...]:
-    """Positions that differ from this one only along `axes`, in grid order."""
+    """Positions of the ranks that differ from this one only along `axes`, in grid order."""
     return _members(tuple(layer.grid.items()), position, axes)
 
 
-# These are kept by the grid: rows come and go with the sizes that are known at run time only.
+# Kept by the grid, not by rows: rows come and go with the sizes that are known at run time only.
 
 
 @cache
@@ -66,7 +66,7 @@ def _members(grid: tuple[tuple[str, int], ...], position: int, axes: tuple[str, 
 
 
 class OnGrid:
-    """What runs on a mesh: a layer, or a network."""
+    """A layer or a network, which runs on a mesh."""
 
     name: str
     grid: dict[str, int]
@@ -84,9 +84,9 @@ class OnGrid:
         """A DeviceMesh with the grid's axes, in order, size-1 axes included.
 
         Args:
-            device_type: by default the one that it was compiled for.
+            device_type: by default the one that the module was compiled for.
             ranks: which ranks of the world, in grid order; all of them by default. With it only those ranks call.
-            transport: what collectives run on instead of torch.distributed.
+            transport: carries the collectives instead of torch.distributed.
             timeout: seconds after which a collective gives up, by default torch.distributed's, or the group's.
             process_group: whose ranks these are, instead of `ranks`.
         """
@@ -139,13 +139,14 @@ class OnGrid:
 
 
 def forget(content: str, place: Place) -> None:
-    """A mesh is gone; another that says the same of itself may have come since."""
+    """Forget a mesh that is gone, unless another one that says the same of itself has come since."""
     if places.get(content) is place:
         del places[content]
 
 
 class NoGroups(list[str]):
-    """What a mesh on a transport of its own has where torch looks for the process groups of its dimensions."""
+    """Stands where torch looks for the process groups of a mesh's dimensions, if the mesh runs on a transport of its
+    own."""
 
     def __getitem__(self, i: Any) -> Any:
         raise RuntimeError(
@@ -193,7 +194,7 @@ def torch_transport(timeout: float | None, device: str, maker: str) -> TorchTran
 
 
 def transport_of(mesh: DeviceMesh) -> Transport:
-    """What carries collectives among the ranks of any mesh, a layer's or not."""
+    """The transport of collectives among the ranks of any mesh, a layer's or not."""
     place = places.get(getattr(mesh, "_convgen_key", ""))
     if place is None:
         ranks, world = sorted(mesh.mesh.flatten().tolist()), weakref.ref(dist.group.WORLD)

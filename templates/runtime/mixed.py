@@ -15,9 +15,9 @@ from torch.distributed.tensor import DTensor
 from .mesh import shared
 
 # torch.nn.utils takes norms of gradients, stacks them, and multiplies or clamps gradients. DTensor's dispatcher has no
-# way for lists that are not of DTensors on one mesh alone. These get one: norms are as of each alone, a stack of
-# numbers is of plain ones, products are each kind's, and so is what GradScaler asks, whether any is infinite. Any other
-# list is as torch has it, and so is one without a DTensor on a mesh of generated modules.
+# way for lists that are not of DTensors on one mesh alone. Such lists get one here: each tensor's norm is taken as if
+# it were alone, numbers are stacked as plain tensors, and each kind of tensor is multiplied, or for GradScaler searched
+# for infinities, by itself. Any other list goes to torch, as does one without a DTensor on a generated module's mesh.
 
 
 def is_mixed(tensors: Any) -> bool:
@@ -27,7 +27,7 @@ def is_mixed(tensors: Any) -> bool:
 
 
 def as_torch_has_it(op: Any, args: Any, kwargs: Any) -> Any:
-    """What DTensor's dispatcher does itself."""
+    """Do what DTensor's dispatcher does itself."""
     dispatcher: Any = DTensor._op_dispatcher
     info = dispatcher.unwrap_to_op_info(op, args, kwargs)
     dispatcher.sharding_propagator.propagate(info)
@@ -57,7 +57,7 @@ def stack_of_mixed(op: Any, args: Any, kwargs: Any) -> Any:
 
 
 def by_mesh(tensors: Any) -> dict[Any, list[Any]]:
-    """Ordinary tensors and Blocks are on none."""
+    """The tensors by the mesh that they are on; ordinary tensors and Blocks are under None."""
     kinds: dict[Any, list[Any]] = {}
     for t in tensors:
         kinds.setdefault(t.device_mesh if isinstance(t, DTensor) else None, []).append(t)
@@ -73,7 +73,8 @@ def each_kind_in_place(op: Any, args: Any, kwargs: Any) -> None:
 
 
 def infinities_of_each_kind(of_torch: Any, op: Any, args: Any, kwargs: Any) -> None:
-    """Along all axes that any gradient is split over; torch (2.13) looks along those of the first one alone."""
+    """Look for infinities on all ranks along the axes that any gradient is split over; torch (2.13) takes the first
+    gradient's axes alone."""
     gradients, found, *others = args
     kinds = by_mesh(gradients)
     if not any(mesh in shared["meshes"] for mesh in kinds if mesh is not None):

@@ -35,12 +35,13 @@ from .tf32 import TAKEN
 from .travel import CHANNELS_LAST, RowHere
 
 EMPTY: dict[str, int] = {}
-KEPT = 32  # sizes of calls for which steps are kept ready
+KEPT = 32  # steps are kept ready for so many sizes of calls
 PROBES = (MANY,), (MANY + 1,)
 
 
 class By(NamedTuple):
-    """A size by those that are known at run time only: an expression of their letters, and what it is for them."""
+    """A size that depends on sizes known at run time only: an expression of their letters, and a function of their
+    values."""
 
     text: str
     at: Callable[..., int]
@@ -49,43 +50,45 @@ class By(NamedTuple):
         return self.text
 
 
-Size = int | str | By  # of a dimension; "N", "2*H": so many times a letter
-Extents = tuple[int, ...]  # the number of samples, and what other letters are
+Size = int | str | By  # a dimension's; "N" or "2*H": so many times a letter
+Extents = tuple[int, ...]  # the number of samples, then the other letters' values
 
 
 def times(size: str) -> tuple[int, str]:
-    """How many times which letter."""
+    """The factor and the letter of a size like "2*H"."""
     count, _, letter = size.rpartition("*")
     return int(count or 1), letter
 
 
 class Condition(NamedTuple):
-    """What sizes have to fulfil, as the network computes something else for others."""
+    """A condition that sizes must fulfil, as the source computes something else for others."""
 
     text: str
     holds: Callable[..., bool]
 
 
 class Net(OnGrid, Plain):
-    """What a package says of its network.
+    """A package's network: its grid, sizes, values and state.
 
     Attributes:
         steps: those of the package's Network.
-        types: of parameters, buffers and inputs.
-        ahead: what compiles kernels before they are launched, where there are some.
+        types: the types of parameters, buffers and inputs, by name.
+        ahead: compiles kernels before they are launched, if the package has some.
 
     Args:
-        spec, schedule: the network in a graph file's keys, and its program's text; alike on all ranks of a mesh.
+        spec, schedule: the network in a graph file's keys, and its program's text; both are the same on all ranks of a
+            mesh.
         batch: the number of samples that it was compiled for.
-        opened: by letter the other extents that are known at run time only, as it was compiled for them.
-        probes: two times sizes that no other extent has.
-        conditions: that sizes fulfil.
-        values: inputs and outputs: shape, and how they are laid out.
-        state: parameters and buffers: the same, the dtype, how torch fills them, and whether it is a parameter.
+        opened: by letter, the other extents that are known at run time only, with the values that it was compiled for.
+        probes: two sets of values of these sizes, which no other extent of the network has.
+        conditions: what sizes must fulfil.
+        values: by input and output, the shape and the layout.
+        state: by parameter and buffer, the shape, the layout, the dtype, how torch fills it, and whether it is a
+            parameter.
         mixes: whether values are of several types of floats.
         tf32: when float32 is multiplied as TF32: never, where torch's switches say so (switches), or always.
-        programs: what local code is in the place of ATen's calls.
-        add: a kernel for ordered sums, as a Group has it.
+        programs: runs rows as programs of an SW26010 in the place of ATen's calls; None elsewhere.
+        add: a kernel for ordered sums, as in Group.
         last: whether parameters of images and volumes, and their gradients, lie with channels last, as kernels read
             them.
     """
@@ -131,14 +134,15 @@ class Net(OnGrid, Plain):
         self._placements: dict[Any, list[Shard | Replicate] | None] = {}
         self._surrounded = Recent()
         self._gathers = 0
-        self._last: tuple[Callable[[], object], str] = (lambda: None, "")  # a mesh, and the key of the place on it
+        self._last: tuple[Callable[[], object], str] = (lambda: None, "")  # the last mesh, and the key of its place
 
     def split(self, name: str, batch: int | Extents) -> Split:
         shape, there = self.values[name]
         return Split(name, self.sized(shape, batch), there.axes)
 
     def opened(self, batch: int | Extents | None, sizes: Mapping[str, int] | None = None) -> Extents:
-        """What is known at run time: the number of samples and other letters; those that it was compiled for."""
+        """The sizes that are known at run time only: the number of samples and the other letters' values; the compiled
+        ones by default."""
         if isinstance(batch, tuple):
             return batch
         found = dict(zip(self.letters, self.open, strict=True)) | dict(sizes or {})
@@ -150,13 +154,13 @@ class Net(OnGrid, Plain):
         return tuple(found.values())
 
     def sized(self, shape: Sequence[Size], batch: int | Extents) -> tuple[int, ...]:
-        """A shape for so many samples, and other sizes."""
+        """A shape with the number of samples and the other sizes filled in."""
         known = self.opened(batch)
         of = dict(zip(self.letters, known, strict=True))
         return tuple([n if isinstance(n, int) else n.at(*known) if isinstance(n, By) else _many(n, of) for n in shape])
 
     def seen(self, known: str, shape: Sequence[int]) -> dict[str, int]:
-        """Sizes that a whole value of this shape says, by letter."""
+        """The open sizes, by letter, that follow from a whole value's shape."""
         found: dict[str, int] = {}
         for n, size in zip(shape, self.values[known][0], strict=False):
             if isinstance(size, str):
@@ -165,7 +169,7 @@ class Net(OnGrid, Plain):
         return found
 
     def unmet(self, known: Extents) -> str:
-        """The condition that these sizes don't fulfil, if there is one."""
+        """Words for the condition that these sizes don't fulfil; "" if they fulfil all."""
         for text, holds in self.conditions:
             if not holds(*known):
                 given = ", ".join(f"{letter}={n}" for letter, n in zip(self.letters, known, strict=True))
@@ -174,7 +178,7 @@ class Net(OnGrid, Plain):
 
     @property
     def products(self) -> AbstractContextManager[None]:
-        """Inside of it steps run."""
+        """The context in which steps run: with TF32 where the network always takes it."""
         return TAKEN if self.tf32 == "always" else nullcontext()
 
     # ---- What conversions and parameters ask of a layer ----
@@ -186,13 +190,13 @@ class Net(OnGrid, Plain):
         return layout.extents
 
     def format(self, tensor: str) -> torch.memory_format:
-        """How a parameter lies in memory, and all else that has a name."""
+        """The memory format of a parameter, or of any other named value."""
         learnt = self.last and tensor in self.state and self.state[tensor][4]
         dims = len(self.values[tensor][0]) if learnt else 0
         return CHANNELS_LAST.get(dims, torch.contiguous_format)
 
     def placements(self, name: str, mesh: DeviceMesh) -> list[Shard | Replicate] | None:
-        """DTensor's placements for a parameter, if any."""
+        """DTensor's placements for a parameter, if it has any."""
         key = (name, tuple(mesh.mesh_dim_names or ()))
         if key not in self._placements:
             self._placements[key] = find_placements(self, self.stored[name], key[1], self.batch)  # type: ignore[arg-type]
@@ -211,11 +215,11 @@ class Net(OnGrid, Plain):
 
     @torch._disable_dynamo
     def scatter(self, name: str, value: Tensor, mesh: DeviceMesh, *, sizes: Mapping[str, int] | None = None) -> Tensor:
-        """This rank's block of an input that every rank has whole, on the network's device; no communication but for a
-        gradient of it.
+        """This rank's block of an input that every rank has whole, on the network's device. No communication forward;
+        the gradient is gathered.
 
         Args:
-            sizes: open extents by letter, of an output whose shape doesn't say them.
+            sizes: open extents by letter, where the value's shape doesn't say them.
         """
         layout = self._activation(name, value.shape, sizes)
         return ScatterValue.apply(value, layout, self.here(mesh))
@@ -225,7 +229,7 @@ class Net(OnGrid, Plain):
         self, name: str, value: Tensor, mesh: DeviceMesh, *, batch: int | None = None,
         sizes: Mapping[str, int] | None = None,
     ) -> Tensor:  # fmt: skip
-        """The whole of an output, on every rank, from the ranks' blocks; its gradient is this rank's part.
+        """The whole of an output, on every rank, gathered from the ranks' blocks; its gradient is this rank's part.
 
         Args:
             batch, sizes: the number of samples, and other open extents by letter, where they aren't the compiled ones.
@@ -248,7 +252,7 @@ class Net(OnGrid, Plain):
         return whole
 
     def said(self, known: Extents) -> dict[str, object]:
-        """Sizes as ranks tell them to each other."""
+        """Sizes by the words that refusals have for them, as ranks tell them to each other."""
         return dict(zip(("samples", *self.letters[1:]), known, strict=True))
 
     def region(
@@ -258,10 +262,10 @@ class Net(OnGrid, Plain):
         """Where this rank's block of a value lies in the whole: a slice for each dimension; no communication.
 
         Args:
-            name: of an input, an output, a parameter or a buffer.
+            name: an input's, an output's, a parameter's or a buffer's.
             batch, sizes: the number of samples, and other open extents by letter, where they aren't the compiled ones.
-            halo: with the rows around it that the steps that read this input want here; `model(..., halo=[name])`
-                takes it, and then nothing is sent for them.
+            halo: whether to include the rows around the block that the steps that read this input want here;
+                `model(..., halo=[name])` takes such a block, and then nothing is sent for these rows.
         """
         known, count = self._known(name), self.opened(batch, sizes)
         if halo:
@@ -272,13 +276,13 @@ class Net(OnGrid, Plain):
         self, name: str, array: Any, mesh: DeviceMesh, *, batch: int | None = None,
         sizes: Mapping[str, int] | None = None, halo: bool = False,
     ) -> Tensor:  # fmt: skip
-        """This rank's block of a value, as `scatter` gives it, of which nothing but the block is read.
+        """This rank's block of a value, as `scatter` gives it; nothing but the block is read of the array.
 
         Args:
-            array: the whole value: anything with a shape and slices, as numpy's and torch's arrays, mapped ones, and
-                those of h5py, zarr and others. Its numbers are converted to the input's type.
+            array: the whole value: anything that has a shape and takes slices, as arrays of numpy and torch, mapped
+                ones, and those of h5py, zarr and others. Its numbers are converted to the input's type.
             batch, sizes: the number of samples and other open extents; the array's by default.
-            halo: as of `region`.
+            halo: as for `region`.
         """
         known = self._known(name)
         found = self.seen(known, array.shape) | dict(sizes or {})
@@ -289,17 +293,17 @@ class Net(OnGrid, Plain):
         return self.read(array, where, known).to(self.device)
 
     def read(self, array: Any, where: Where, name: str) -> Tensor:
-        """What lies at a region of an array, in the type of the value of this name."""
+        """The part of an array at a region, in the type of the value of this name."""
         return read_region(array, where, f"{self.name}: {name}", self.types.get(name))
 
     def regions(self, name: str, mesh: DeviceMesh, *, batch: int | None = None) -> list[Where]:
-        """`region` of each rank, in the grid's order."""
+        """Each rank's `region`, in the grid's order."""
         split = self.split(self._known(name), self.opened(batch))
         count, here = len(self.place(mesh).ranks), self.here(mesh)
         return [as_slices(frame_at(here.layer, split, p, 0)) for p in range(count)]  # type: ignore[arg-type]
 
     def agree(self, what: str, mesh: DeviceMesh, facts: Mapping[str, object], fault: Exception | None = None) -> None:
-        """Meet all ranks of the mesh, and raise on all of them where facts differ, or one has a fault."""
+        """Meet all ranks of the mesh, and raise on all of them where facts differ or a rank has a fault."""
         enter(self.here(mesh), what, facts, fault=fault)()
 
     def samples(self, known: str, shape: Sequence[int]) -> int:
@@ -307,7 +311,7 @@ class Net(OnGrid, Plain):
         return self.seen(known, shape).get("N", self.batch)
 
     def surrounded(self, known: str, place: Place, batch: Extents) -> Box:
-        """Where an input's block lies, with the rows that those who read it fetch."""
+        """The box of this rank's block of an input with the rows around it that the input's readers fetch."""
         if known in self.state or known not in self.types:
             raise ValueError(f"{self.name}: halo=True is of inputs, and {known} is none")
         steps: Any = self.steps
@@ -316,11 +320,11 @@ class Net(OnGrid, Plain):
             actions = Actions(steps, Sized(self, batch), place, lambda _: True)
             return actions.surrounded(known, (*steps.forward, *steps.backward))
 
-        return self._surrounded.of((known, place.key, batch), found, KEPT)  # each batch that is read asks
+        return self._surrounded.of((known, place.key, batch), found, KEPT)  # asked for each batch that is read
 
     def halos(self, names: Sequence[str], mesh: DeviceMesh, batch: Extents) -> dict[str, tuple[Box, ...]]:
-        """By input, where the blocks of all ranks lie with the rows that those who read them fetch; without those that
-        nobody fetches rows of, and those of which more is fetched than rows."""
+        """By input, the boxes of all ranks' blocks with the rows around them that the input's readers fetch. Inputs of
+        which nobody fetches such rows, or somebody fetches more than rows, are left out."""
         steps: Any = self.steps
         place, found = self.place(mesh), dict[str, tuple[Box, ...]]()
         actions, ranks = Actions(steps, Sized(self, batch), place, lambda _: True), range(len(place.ranks))
@@ -353,10 +357,10 @@ def _many(size: str, of: Mapping[str, int]) -> int:
 
 
 class Sized:
-    """What rows ask of a network in a call: of so many samples and other sizes, and of autocast's type, if it is on.
+    """What rows ask of a network in a call: at the call's sizes, and in autocast's type if it is on.
 
     Args:
-        alone: rows stand for it apart from other calls of these sizes, and so make their tables again.
+        alone: rows' tables are made for it alone, and not shared with other calls of these sizes.
     """
 
     def __init__(
@@ -364,7 +368,7 @@ class Sized:
     ) -> None:
         self.net, self.open, self.low, self.mixes = net, known, low, net.mixes or low is not None
         self.apart = object() if alone else None
-        self.boxes_at: dict[Any, Any] = {}  # where blocks of these sizes lie: kept by all rows (here.py)
+        self.boxes_at: dict[Any, Any] = {}  # blocks' boxes at these sizes, shared by all rows (here.py)
         self.operations: dict[Any, Any] = {}  # by their expressions
         self.probes = net.probes
         self.name, self.grid, self.sizes, self.sums, self.device = (

@@ -34,11 +34,11 @@ from .surrounded import HALO, taken_from
 from .travel import RowHere
 from .whole_state import WholeState
 
-MASKS = 4096  # calls whose backward pass may be to come
+MASKS = 4096  # the masks of so many calls are kept, as their backward passes may still come
 
 
 class NetworkModule(WholeState):
-    """The network: of every parameter and buffer this rank has its block, under the source's names.
+    """The network: this rank has its block of every parameter and buffer, under the source's names.
 
     Args:
         seed: of the initialisation, torch's default of each kind of layer.
@@ -48,19 +48,19 @@ class NetworkModule(WholeState):
     _net: ClassVar[Net]
     _steps: ClassVar[Steps]
     _aliases: ClassVar[Mapping[str, str]] = {}
-    _frozen: ClassVar[tuple[str, ...]] = ()  # of parameters: what the source does not train
+    _frozen: ClassVar[tuple[str, ...]] = ()  # the parameters that the source does not train
     # Modules of the source: paths, in order, with the number of their kind or the path of the same one before; and the
     # kinds: a class of torch.nn, if any, and plain attributes.
     _paths: ClassVar[Mapping[str, int | str]] = {}
     _kinds: ClassVar[Sequence[tuple[str, Mapping[str, Any]]]] = ()
-    _norms: ClassVar[tuple[str, ...]] = ()  # whose mode is their own
-    _moded: ClassVar[tuple[str, ...]] = ()  # others that compute in training what they don't in evaluation
-    _made: ClassVar[Mapping[str, str]] = {}  # types of outputs that are not of the network's
-    _noise: ClassVar[bool] = False  # it draws in evaluation, too
+    _norms: ClassVar[tuple[str, ...]] = ()  # batch norms, whose mode is their own
+    _moded: ClassVar[tuple[str, ...]] = ()  # other modules that compute something else in training than in evaluation
+    _made: ClassVar[Mapping[str, str]] = {}  # by output, its type where it isn't the network's
+    _noise: ClassVar[bool] = False  # whether it draws random numbers in evaluation, too
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if "_steps" in vars(cls):  # a package's, and none made of it
+        if "_steps" in vars(cls):  # a package's class, not a class that was derived from one
             cls._net.steps = cls._steps
             cls._net.types |= {n: getattr(torch, kind) for n, kind in zip(cls._inputs, cls._types, strict=True)}
 
@@ -72,11 +72,11 @@ class NetworkModule(WholeState):
         self._owners: dict[str, tuple[torch.nn.Module, str]] = {}
         self._learnt = {n: how for n, (*_, how, learnt) in self._net.state.items() if learnt}
         self._buffered = {n: how for n, (*_, how, learnt) in self._net.state.items() if not learnt}
-        self._masks: dict[int, Tensor | None] = {}  # by a number that torch draws: see _mask
+        self._masks: dict[int, Tensor | None] = {}  # by a random number of torch's: see _mask
         self._repeated = set[int]()
         self._calls = self._looks = 0
         self._handed: tuple[str, ...] = ()  # outputs of the last call that have come with their halos
-        self._taken: dict[str, object] = {}  # what a call of whole tensors says of them
+        self._taken: dict[str, object] = {}  # the facts of a call's whole tensors, for the envelope
         net, here = self._net, self._net.here(mesh)
         made = here.place.known["made", net.identity] = here.place.known.get(("made", net.identity), 0) + 1
         self._instance, self._copied_from = f"instance {made}", ""  # alike on all ranks
@@ -94,7 +94,7 @@ class NetworkModule(WholeState):
             block = torch.zeros(here.shape(net.stored[name]), dtype=net.types[name], device=device)
             value = self._as_known(name, block, parameters) if block.dim() else block
             owner, leaf = self._owners[name] = self._owner(name)
-            owner.register_buffer(leaf, value, persistent=how != "constant")  # no state dict of the source has those
+            owner.register_buffer(leaf, value, persistent=how != "constant")  # the source's state dict lacks them
         for name, same in self._aliases.items():
             owner, leaf = self._owner(name)
             if same in self._buffered:
@@ -156,31 +156,32 @@ class NetworkModule(WholeState):
         return self._scopes.get(path, self)
 
     def graphed(self, loss: Callable[..., Any] | None, *examples: Tensor, batch: int | None = None) -> GraphedStep:
-        """A step as one CUDA graph, recorded from a step whose changes are taken back: `step = model.graphed(loss, x,
-        target)`, then `value = step(x, target)` for `value = loss(model(x), target); value.backward()`.
+        """A step as one CUDA graph: after `step = model.graphed(loss, x, target)`, `value = step(x, target)` does
+        `value = loss(model(x), target); value.backward()`. It is recorded from a step whose changes are taken back.
 
         Args:
-            loss: takes what the model makes and the examples behind its inputs, and returns a number, or a tuple that
-                begins with it. Its buffers are kept where it is a module. None: forward alone, without gradients.
-            examples: blocks as every call has them.
+            loss: takes the model's outputs and the examples behind the model's inputs, and returns a number, or a tuple
+                that begins with it. If it is a module, recording leaves its buffers as they were, like the model's.
+                None: forward alone, without gradients.
+            examples: blocks like those of every call.
         """
         return GraphedStep(self, loss, examples, batch)
 
     def compile_kernels(
         self, *given: Tensor, batch: int | None = None, sizes: Mapping[str, int] | None = None, processes: int = 0
     ) -> Any:
-        """Compile a GPU's kernels that a call like this one launches, in this mode, and its backward pass where
-        gradients are on: in processes beside, into Triton's cache. No communication; ranks of one node that do it at
-        once share the list. It may take seconds and processors; a first call without it compiles kernels one by one.
+        """Compile the kernels that a call like this one launches on a GPU, in the present mode, and where gradients are
+        on its backward pass: in separate processes, into Triton's cache. No communication; ranks of one node that do it
+        at once share the list. It may take seconds and processors; a first call without it compiles kernels one by one.
 
         Args:
-            given: blocks as the call has them; none are like those that it was compiled for, and have no gradient.
-            batch, sizes: as of the call.
-            processes: on this rank; by default the node's cores, shared among its ranks.
+            given: blocks as the call has them; without any, blocks are taken to be as compiled for, without gradients.
+            batch, sizes: as for the call.
+            processes: how many this rank starts; by default the node's cores, shared among its ranks.
         Returns:
-            How many were compiled by this rank, and how many were found in Triton's cache.
+            How many kernels this rank compiled, and how many it found in Triton's cache.
         Raises:
-            RuntimeError: it is not for a GPU, there is none, or a kernel does not compile.
+            RuntimeError: the package is not for a GPU, there is none, or a kernel does not compile.
         """
         net, place = self._net, self._net.place(self._mesh)
         if net.ahead is None:
@@ -202,13 +203,13 @@ class NetworkModule(WholeState):
         self, name: str, *, batch: int | None = None, sizes: Mapping[str, int] | None = None, halo: bool = False
     ) -> Where:
         """Where this rank's block of an input, output, parameter or buffer lies in the whole: a slice for each
-        dimension; as of the package's `region`."""
+        dimension; as the package's `region` gives it."""
         return self._net.region(self._aliases.get(name, name), self._mesh, batch=batch, sizes=sizes, halo=halo)
 
     def forward(
         self, *given: Tensor, batch: int | None = None, sizes: Mapping[str, int] | None = None, halo: Sequence[str] = ()
     ) -> Any:
-        """This rank's blocks of the outputs, of its blocks of the inputs.
+        """This rank's blocks of the outputs, from its blocks of the inputs.
 
         Args:
             batch: the number of samples, where it is not the compiled one.
@@ -227,21 +228,21 @@ class NetworkModule(WholeState):
     def handing_on(
         self, given: Sequence[Tensor], batch: Extents, halo: Sequence[str], around: Mapping[str, Boxes]
     ) -> tuple[Any, tuple[str, ...]]:
-        """Outputs, of which some have the rows around this rank's block that another call's readers fetch; without
+        """Outputs, some of them with the rows around this rank's block that the readers in another call fetch; without
         gradients.
 
         Args:
-            given, halo: as of `forward`; batch: the number of samples, and other sizes that are known at run time.
+            given, halo: as for `forward`; batch: the number of samples, and other sizes that are known at run time.
             around: by output, the boxes in which that call takes it, by rank (`halos` of its package's Net).
         Returns:
-            The outputs, and the names of those that are given so: alike on all ranks. Of the others something would
-            have to be sent for it, and they are blocks.
+            The outputs, and the names of those that have such rows, which are the same on all ranks. The others are
+            plain blocks: their rows would have to be sent.
         """
         with torch.no_grad():
             made = self._outside(given, batch, None, tuple(sorted(halo)), around)
         return made, self._handed
 
-    @torch._disable_dynamo  # rows are opaque to a compiler: what is around a network is compiled
+    @torch._disable_dynamo  # torch.compile compiles what is around a network; rows are opaque to it
     def _outside(
         self,
         given: Sequence[Tensor],
@@ -268,7 +269,7 @@ class NetworkModule(WholeState):
             facts["outputs with halos"] = ", ".join(around)
         read = self._enter("forward", here, facts, fault)
         if (low := low_of(net.device)) is not None:
-            with torch.autocast(net.device, enabled=False):  # steps know what it casts
+            with torch.autocast(net.device, enabled=False):  # steps cast themselves what autocast would
                 made = self._run(given, known, count, here, wide, around, low)
         else:
             made = self._run(given, known, count, here, wide, around)
@@ -308,17 +309,17 @@ class NetworkModule(WholeState):
         return kept(made) if grads and is_kept_elsewhere() else made
 
     def _as_given(self, made: list[Tensor]) -> Any:
-        """Outputs as the source has them: one, by names, or a tuple."""
+        """Outputs as the source gives them: one, a dict by names, or a tuple."""
         names = list(self._steps.outputs)
         if names == ["output"]:
             return made[0]
         return tuple(made) if all(n.isdecimal() for n in names) else dict(zip(names, made, strict=True))
 
     def _mask(self, drawn: Tensor) -> Tensor:
-        """The seed and the step of this call; calls in evaluation are counted apart, above the 32 bits of those in
-        training, and are steps from EVALUATION on. A call inside of a backward pass is one that activation
-        checkpointing repeats: it has the step of the first one, which is found by torch's random state, as that is
-        brought back."""
+        """The seed and the step by which this call draws masks. Calls in evaluation are counted apart, above the 32
+        bits of those in training, and their steps begin at EVALUATION. A call inside of a backward pass is one that
+        activation checkpointing repeats: it has the first call's step, which is found by torch's random state, as
+        checkpointing brings that back."""
         now = drawn.clone()
         again = torch._C._current_graph_task_id() != -1
         if not self.training:

@@ -2,7 +2,7 @@
 # (what torch leaves untyped)
 """Sums over core groups and nodes as [SW] 5.1 has them, on a transport that moves bytes.
 
-What else moves is the transport's own.
+All other collectives are the transport's own.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ SUMMED = (torch.float32, torch.float64)
 
 
 class NodesTransport:
-    """A rank's end: another transport's, but for sums of floats.
+    """A rank's end of another transport, but for sums of floats.
 
     Args:
-        ranks: of the mesh, in grid order.
+        ranks: the mesh's, in grid order.
     """
 
     def __init__(self, end: Any, ranks: Sequence[int], nodes: Nodes, group: CoreGroup) -> None:
@@ -38,7 +38,7 @@ class NodesTransport:
         return getattr(self._end, name)
 
     def start(self, kind: str, tensor: Tensor, splits: Any, group: Group, lane: str) -> Any:
-        """Sums are over when they have been started: [SW] packs, and waits."""
+        """Start a collective. Sums are over when this returns: [SW] packs, and waits."""
         if kind == "all_reduce" and tensor.dtype in SUMMED:
             return Landed(self.all_reduce(tensor, splits, group, lane))
         return begin(self._end, kind, tensor, splits, group, lane)
@@ -56,7 +56,7 @@ class NodesTransport:
     def _messages(
         self, ranks: tuple[int, ...], sends: Mapping[int, Any], receives: Mapping[int, int], like: Any
     ) -> dict[int, Any]:
-        """An exchange among some ranks: arrays to each, so many elements from each."""
+        """An exchange among some ranks: arrays go to each, and so many elements come from each."""
         to, come = [sends[r].size if r in sends else 0 for r in ranks], [receives.get(r, 0) for r in ranks]
         parts = [torch.from_numpy(sends[r]) for r in ranks if r in sends]
         packed = torch.cat(parts) if parts else torch.from_numpy(like[:0])

@@ -1,7 +1,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # (what torch leaves untyped)
-"""Steps of batch norms on a GPU: kernels that do with what is normalised what stands behind the norm, forward and
-backward. What moves is as norms.py has it.
+"""Steps of batch norms on a GPU, forward and backward. Their kernels also do the steps behind the norm. What moves
+between ranks is as norms.py has it.
 
     step            here
     moments         mean and variance, in one pass over x, or of the tiles' that the convolution before has made; and a
@@ -37,12 +37,13 @@ from .travel import CHANNELS_LAST
 class Handed(NamedTuple):
     """What a norm gives to the steps behind it in the place of y."""
 
-    kept: tuple[Any, ...]  # x, w, b, mean, variance
+    kept: tuple[Any, ...]  # x, weight, bias, mean, variance
     others: tuple[Tensor, ...]
 
 
 class Own(tuple[Tensor, Tensor]):
-    """Mean and variance of a part, with its addend of running statistics that are averages of parts'."""
+    """Mean and variance of a rank's part; `averaged` is its addend of running statistics that are averages of the
+    parts'."""
 
     averaged: Tensor
 
@@ -51,8 +52,8 @@ class Summed(NamedTuple):
     """What the last step gives to those before it in the place of a gradient.
 
     Attributes:
-        dy: the result's gradient; or where `masked` is false that of what is normalised.
-        vectors: the gradients of weight and bias, as the parameters have them.
+        dy: the gradient of the last step's result where `masked` is true, else that of what the norm makes.
+        vectors: the gradients of weight and bias, in the parameters' types.
     """
 
     dy: Tensor
@@ -67,7 +68,7 @@ def norm_here(
     """A batch norm on this rank, by kernels where a package has them.
 
     Args:
-        taken: keys of rows that norms before this one do; those that this one does join them.
+        taken: keys of the rows that norms before this one do; this one adds the keys of those that it does.
     """
     plain = NormHere(norm, stands, place, training)
     of = cast(Any, plain.moments.operation).of
@@ -158,7 +159,7 @@ class NormByKernels(NormHere):
         if not ASKED.types:
             running = running_mean.detach(), running_var.detach()
             self.module.renew(running, mean, variance, self.norm.momentum, count)
-            for buffer in running:  # of the same version as the buffer, which autograd then knows to be another
+            for buffer in running:  # shares the buffer's version counter: so autograd knows of the change
                 torch.autograd.graph.increment_version(buffer)
 
     def _centred(self, x: Tensor, p: Any) -> tuple[Any, Any]:
@@ -185,7 +186,8 @@ class NormByKernels(NormHere):
         return Later(of, y, x, given, self.eps, now)
 
     def _hand_on(self, *reads: Any) -> tuple[Any, Any]:
-        """Of a sum, whose other operand is read where y is made."""
+        """What a sum behind the norm hands on: x and its numbers, and the sum's other operand, which is read where y is
+        made."""
         k = self.places[0]
         handed, other = reads[k], reads[1 - k]
         return Handed(handed.kept, (other,)), (other.dtype,)
@@ -206,12 +208,13 @@ class NormByKernels(NormHere):
     # ---- backward ----
 
     def _summed(self, kept: Sequence[Any], dy: Tensor, y: Tensor | None, keep: bool) -> Summed:
-        """Sums of a rank's part; of a sum of two, dy as it goes to both."""
+        """The gradient's sums over a rank's part; where a sum of two stands behind the norm, also the masked dy, which
+        both get."""
         x, w, b, mean, variance = kept
         dy = last_channels(dy)
         sums = mean.new_empty(3, x.shape[1])
         kinds = [mean.dtype if t is None else t.dtype for t in (w, b)]
-        rounds = kinds != [mean.dtype] * 2 and not self.is_joint  # whose sums travel
+        rounds = kinds != [mean.dtype] * 2 and not self.is_joint  # sums that travel keep the wide type
         dw, db = [mean.new_empty(x.shape[1], dtype=k) for k in kinds] if rounds else sums[1:]
         masked = torch.empty_like(dy) if keep else None
         if not x.numel():
@@ -261,7 +264,7 @@ class NormByKernels(NormHere):
     ) -> Later:
         """
         Args:
-            before: another gradient, for which there is no product's kernel.
+            before: another gradient to add; no product's kernel takes one, so the norm's own does.
         """
         x, w, b, mean, variance = kept
         dx, sums = torch.empty_like(x), sums.contiguous()
@@ -289,13 +292,13 @@ class NormByKernels(NormHere):
         return self._through_later(kept, back, dm, total)
 
     def _of_all(self, dm: Any, kept: Any, dy: Any) -> tuple[Summed, int]:
-        """The gradient and its sums of all ranks, and how many elements a channel these are of."""
+        """The gradient with its sums over all ranks, and how many elements of each channel these are over."""
         _, total = self._shares(kept[3].dtype)
         return dy if isinstance(dy, Summed) else Summed(last_channels(dy), False, dm, (dm[1], dm[2])), int(total)
 
 
 def _cast(handed: Handed) -> tuple[Handed, Any]:
-    """To the type in which y is written."""
+    """Hand on what a cast reads: the last step writes y in the type that the cast wants."""
     return handed, ()
 
 
@@ -308,17 +311,17 @@ def last_channels(tensor: Tensor) -> Tensor:
 
 
 def beside(before: Tensor | None) -> Tensor | None:
-    """Another gradient, as kernels of norms read it."""
+    """Another gradient with channels last, as kernels of norms read it."""
     return None if before is None else last_channels(before)
 
 
 def steps_made(steps: Steps, key: str) -> str:
-    """What a row makes, by its step."""
+    """The slot that a row's forward step makes."""
     return next(line.makes[0] for line in steps.forward if line.kind == "forward" and line.key == key)
 
 
 def _reader(steps: Steps, stands: dict[str, Stand], value: str) -> tuple[Line, Operation, Sequence[str], str] | None:
-    """The only step that reads a slot, if it is a row's that nothing moves for."""
+    """The only step that reads a slot, if it is a row's forward step and nothing moves for that row; else None."""
     if value in {slot for slot, _ in steps.outputs.values()}:
         return None
     there = [line for line in (*steps.forward, *steps.backward) if value in line.reads]

@@ -1,17 +1,17 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # (what torch leaves untyped or private, and calls by another signature than it declares)
-"""Steps of norms with few passes over what is in memory. A batch norm's:
+"""Steps of norms that take few passes over memory. A batch norm's:
 
     step            as its row says                 here
     moments         [count, mean, M2]               mean and variance
-    merge           of these                        of these, by shares
+    merge           [count, mean, M2] of all ranks  mean and variance of all ranks, by their shares
     coefficients    [mean, weight / deviation, bias] mean, variance, weight and bias as they are
     centred         (x - mean) * a + b              ATen's
     backward        dp; dcoefficients; dmoments; dx + dx    dp; dcoefficients; dx at once
 
 The collectives are the rows', with their names, elements and order. Steps of rows between which anything else moves are
-as their rows say. A layer, group or instance norm is ATen's where a rank has all that shares its moments, with scale
-and shift behind it.
+as their rows say. A layer, group or instance norm, with scale and shift behind it, is one call of ATen where a rank has
+all elements that share moments.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Statistics = tuple[Tensor, Tensor]
 
 
 class AtOnce:
-    """Statistics that are made with y; `running`: those that are renewed then."""
+    """Stands for statistics that are made together with y; `running`: the running statistics that are renewed then."""
 
     running: tuple[Tensor | None, Tensor | None] = (None, None)
 
@@ -55,12 +55,12 @@ class NormHere:
     """A batch norm on this rank.
 
     Args:
-        training: whether its module is.
+        training: whether its module is in training.
 
     Attributes:
-        behind: keys of rows behind it whose steps are of it, too.
-        reads_result: whether backward reads what the last of these makes.
-        by_tiles: kind and key of the step that takes moments of x by tiles, where what makes x makes them.
+        behind: keys of the rows behind it whose steps it does, too.
+        reads_result: whether backward reads the result of the last of these rows.
+        by_tiles: kind and key of the step that takes moments of x by tiles, if the kernel that makes x makes them.
     """
 
     behind: Sequence[str] = ()
@@ -69,18 +69,18 @@ class NormHere:
 
     def __init__(self, norm: Norm, stands: dict[str, Stand], place: Place, training: bool) -> None:
         self.norm, self.place, self.eps = norm, place, norm.eps
-        self.training = training or f"{norm.moments}_running" not in stands  # has statistics of the batch
+        self.training = training or f"{norm.moments}_running" not in stands  # whether it takes the batch's statistics
         self.moments, self.coefficients = stands[norm.moments], stands[norm.coefficients]
         self.centred = stands[norm.centred]
         self.of_parts = bool(cast(Any, self.moments.operation).of.parts)
         if training:
             self._refuse_one()
-        is_alone = self.of_parts or isinstance(self.centred.operation, Centred)  # no row is one with it
+        is_alone = self.of_parts or isinstance(self.centred.operation, Centred)  # it isn't fused with another row
         silent = self.centred.is_silent and self.coefficients.is_silent and not self.moments.store[0]
         self.is_local = is_alone and (silent or self.of_parts)
         self.is_joint = is_alone and not self.is_local and self._is_joint()
-        self.is_quick = self.is_local or self.is_joint  # its steps are not as its rows say
-        self.is_alone = self.is_local and self.training and not self.of_parts  # on one rank
+        self.is_quick = self.is_local or self.is_joint  # its steps take the few passes of this file
+        self.is_alone = self.is_local and self.training and not self.of_parts  # one call of ATen makes all
         self.here = RowHere(self.moments, place, 0)  # type: ignore[arg-type]
 
     def _refuse_one(self) -> None:
@@ -106,7 +106,7 @@ class NormHere:
         return kinds and not any(others) and all(r.early is None and r.chunks is None for r in rows)
 
     def steps(self) -> dict[tuple[str, str], Step]:
-        """By kind and key the steps of its rows that do something else here than the rows say."""
+        """By kind and key, the steps of its rows that are done otherwise here than the rows say."""
         norm = self.norm
         if not self.is_quick:
             return {}
@@ -126,7 +126,7 @@ class NormHere:
         return known | self.in_place()
 
     def in_place(self) -> dict[tuple[str, str], Step]:
-        """Those of them that renew buffers themselves, so that no other step has to."""
+        """The steps of `steps` that renew buffers themselves, so that no other step has to."""
         renew = self._renew_by_parts if self.of_parts else self._renew
         found: dict[str | None, Step] = {self.norm.counted: self._count, self.norm.renewed: renew}
         return {("forward", name): step for name, step in found.items() if name and self.is_quick}
@@ -151,7 +151,7 @@ class NormHere:
         return merged_statistics(parts, shares)
 
     def _shares(self, dtype: torch.dtype) -> tuple[Tensor, float]:
-        """Of all elements those of each rank, and how many there are."""
+        """Each rank's share of the elements that statistics are of, and how many elements there are in all."""
         return self.moments.shares(self.here.members(self.moments.store[0][0].over), dtype)
 
     def _running(self, mean: Tensor, variance: Tensor) -> Statistics:
@@ -159,7 +159,7 @@ class NormHere:
         return mean.to(wide), variance.to(wide)
 
     def _renew(self, running_mean: Tensor, running_var: Tensor, statistics: Statistics | AtOnce) -> tuple[None, None]:
-        """Running statistics, where they are."""
+        """Renew running statistics in place."""
         if isinstance(statistics, AtOnce):
             statistics.running = running_mean, running_var
             return None, None
@@ -170,11 +170,11 @@ class NormHere:
         return None, None
 
     def _count_of(self, dtype: torch.dtype) -> int:
-        """Elements a channel of all that statistics are of."""
+        """How many elements of each channel the statistics are of."""
         return int(self._shares(dtype)[1]) if self.is_joint else cast(Any, self.moments.operation).of.count
 
     def _count(self, counted: Tensor) -> None:
-        """One batch more, where they are counted."""
+        """Add one to the buffer that counts batches, in place."""
         counted.add_(1)
 
     def _averaged(self, statistics: Statistics) -> Tensor:
@@ -206,19 +206,20 @@ class NormHere:
         return y, (x, w, b, mean, variance)
 
     def _at_once(self, x: Tensor, w: Tensor | None, b: Tensor | None, of: AtOnce) -> tuple[Tensor, Any]:
-        """Of one rank that has all of x: ATen's, which makes statistics, running ones and y."""
+        """The norm on a rank that has all of x: one call of ATen makes statistics, running ones and y."""
         if not x.numel():
             nothing = torch.zeros(x.shape[1], dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
             return x.clone(), (x, w, b, nothing, nothing)
         x, shape = settled(x), x.shape
-        given = x.flatten(2) if x.dim() > 3 and 1 in shape[:2] else x  # as batch_normed has it
+        given = x.flatten(2) if x.dim() > 3 and 1 in shape[:2] else x  # as in batch_normed
         found = torch.native_batch_norm(given, w, b, *of.running, True, self.norm.momentum, self.eps)
         return found[0].view(shape), (x, w, b, *found[1:])
 
     # ---- backward ----
 
     def _sums(self, kept: Any, dy: Tensor, needed: Sequence[bool]) -> tuple[Any, Any]:
-        """The gradients of x, where it is complete, and of what is made of weight, bias and moments."""
+        """The gradient of x, if it is complete here, and the sums of which the gradients of weight, bias and moments
+        are made."""
         x, w, b, mean, variance = kept
         x, shape = dense(x), x.shape
         dy = dense(dy.to(x.dtype), x)
@@ -228,13 +229,13 @@ class NormHere:
             return dx, normalised_sums(dy, x, (mean, variance), a, self.eps).view(3, -1)
         if not x.numel():
             return dy, (torch.zeros_like(mean), torch.zeros_like(mean))
-        if x.dim() > 3 and 1 in shape[:2]:  # as batch_normed has it
+        if x.dim() > 3 and 1 in shape[:2]:  # as in batch_normed
             x, dy = x.flatten(2), dy.flatten(2)
         wide = None if w is None else w.to(mean.dtype)
         if not self.training:
             of = mean, variance, None, None
         elif self.is_alone:
-            of = None, None, mean, variance  # which is 1 / deviation
+            of = None, None, mean, variance  # this variance is 1 / deviation, as ATen keeps it
         else:
             of = None, None, mean, torch.rsqrt(variance + self.eps)
         backward = torch.ops.aten.native_batch_norm_backward
@@ -247,7 +248,7 @@ class NormHere:
         return a if w is None else a.mul_(w)
 
     def _vectors(self, kept: Any, dp: Any, needed: Sequence[bool]) -> tuple[Any, ...]:
-        """Of moments, weight and bias."""
+        """The gradients of moments, weight and bias."""
         operation: Any = self.coefficients.operation
         moments, dw, db = (dp, dp[1], dp[2]) if self.is_joint else (None, *dp)
         found = [t for t, there in ((dw, operation.weight), (db, operation.bias)) if there]
@@ -266,7 +267,7 @@ class NormHere:
 
 
 def is_whole(moments: Stand, y: Stand, place: Place) -> bool:
-    """Whether all that shares moments is here and is normalised here."""
+    """Whether this rank has, and normalises, all elements that share moments."""
     of, derived = getattr(moments.operation, "of", None), moments.derived.get(0)
     if type(moments.operation) is not Moments or type(y.operation) is not Normalise or derived is None or of is None:
         return False
@@ -285,8 +286,9 @@ class NormAtOnce:
     what it reads; backward it is the other way round.
 
     Attributes:
-        vectors: of the rows behind, in order, what each vector is: `w` or `b`.
-        by_channel: whether these are a number a channel; else one for each element that is normalised together.
+        vectors: for the vectors of the rows behind, in order, whether each is the weight, `w`, or the bias, `b`.
+        by_channel: whether a vector has a number for each channel; else it has one for each element that is normalised
+            together.
     """
 
     def __init__(self, of: Any, eps: float, stand: Stand) -> None:
@@ -294,8 +296,8 @@ class NormAtOnce:
         self.vectors, self.by_channel = "", False
 
     def takes(self, stand: Stand | None, line: Line, name: str) -> bool:
-        """Whether the row behind is the scale, the shift, or both, of each of what is normalised together, or of
-        channels."""
+        """Whether the row behind is the scale, the shift, or both: by channels, or by the elements that are normalised
+        together."""
         operation = None if stand is None else stand.operation
         if stand is None or not isinstance(operation, Pointwise) or line.kind != "forward":
             return False
@@ -312,7 +314,7 @@ class NormAtOnce:
         return True
 
     def hand_on(self, given: Any, *vectors: Tensor | None) -> tuple[Any, Any]:
-        """Of a row before the last one: x, and the vectors so far."""
+        """What a row before the last one hands on: x, and the vectors so far."""
         return _all_read(given, vectors), ()
 
     def compute(self, given: Any, *more: Tensor | None) -> tuple[Tensor, Any]:
@@ -324,7 +326,7 @@ class NormAtOnce:
         made = x.dtype if self.stand.low is not None or len({*types}) == 1 else _promoted(types)
         if not x.numel():
             return x.to(made, copy=True), (None, None, None, w, b, types, ())
-        kind = _type_of_sums(x.dtype) if x.is_cpu else x.dtype  # a CPU's statistics would be of x's type
+        kind = _type_of_sums(x.dtype) if x.is_cpu else x.dtype  # on a CPU ATen's statistics would be in x's type
         rows, sizes = self._rows(_of_type(x, kind))
         wide: Any = [None if v is None else _of_type(v, kind) for v in (w, b)]
         if self.by_channel:
@@ -336,8 +338,8 @@ class NormAtOnce:
         return y if y.shape == x.shape else y.view(x.shape), (rows, mean, deviation, w, b, types, sizes)
 
     def _rows(self, x: Any) -> tuple[Any, Any]:
-        """x as ATen takes it, and the sizes that it wants: of a layer norm those of what shares moments; of a group
-        norm samples, channels, elements a channel and groups."""
+        """The tensor x as ATen takes it, and the sizes that ATen wants: for a layer norm, those of the dimensions that
+        share moments; for a group norm samples, channels, elements a channel and groups."""
         of, shape = self.of, x.shape
         if self.by_channel:
             return x.contiguous(), [shape[0], shape[1], math.prod(shape[2:]), shape[1] // of.size]
@@ -347,16 +349,17 @@ class NormAtOnce:
         return rows, (rows.shape[1],)
 
     def back(self, kept: Any, dy: Any, needed: Sequence[bool]) -> tuple[Any, ...]:
-        """The gradient of x, through moments too, and those of vectors; what is for rows before goes with x's."""
+        """The gradient of x, moments' part included, and those of vectors; those for rows before this one go with
+        x's."""
         rows, mean, deviation, w, b, types, sizes = kept
         vectors = [v for v in (w, b) if v is not None]
-        own = len(needed) - 1 if vectors else 0  # of the last row
+        own = len(needed) - 1 if vectors else 0  # the last row's vectors
         if rows is None:
             found = [dy.to(types[0]), *(torch.zeros_like(v) for v in vectors)]
         else:
             asked = [needed[0], w is not None, b is not None]
             given = dy if dy.shape == rows.shape else dy.reshape(rows.shape)
-            given = _of_type(given, rows.dtype).contiguous()  # group norms' take it as if it were, unasked
+            given = _of_type(given, rows.dtype).contiguous()  # ATen's group norm takes it for contiguous without asking
             wide: Any = [None if v is None else _of_type(v, rows.dtype) for v in (w, b)]
             if self.by_channel:
                 back = torch.ops.aten.native_group_norm_backward
@@ -372,12 +375,12 @@ class NormAtOnce:
         return tuple(before) if len(before) > 1 else before[0], *last
 
     def hand_back(self, kept: Any, given: Any, needed: Sequence[bool]) -> tuple[Any, ...]:
-        """What the last row has made for those before it: the first has x's and nothing for moments."""
+        """The gradients that the last row has made for the rows before it: the first gets x's, and None for moments."""
         return given if isinstance(given, tuple) else (given, None)
 
 
 def _all_read(given: Any, more: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
-    """x and vectors so far; moments are left."""
+    """The tensors that are handed on: x and the vectors so far; moments are not used."""
     before: tuple[Any, ...] = given if isinstance(given, tuple) else (given,)
     return (*before, *[v for v in more if v is not None])
 
@@ -388,7 +391,7 @@ def _of_type(tensor: Any, kind: torch.dtype) -> Any:
 
 @cache
 def _type_of_sums(kind: torch.dtype) -> torch.dtype:
-    """The type of sums of a type's elements."""
+    """The type in which elements of a type are summed."""
     return torch.promote_types(kind, torch.float32)
 
 

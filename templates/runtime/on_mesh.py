@@ -1,7 +1,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # (what torch leaves untyped)
-"""A network's rows on an SW26010: a rank is a core group, whose mesh runs their programs, emulated. What has none is a
-loop of its management core, and is counted as one."""
+"""A network's rows on an SW26010. A rank is a core group, whose emulated mesh runs the rows' programs. A row without a
+program runs as a loop of the management core, and is counted as one."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ from .mesh import Place
 from .nodes import NodesTransport
 from .rows import Stand
 
-ON_MESH = "on mesh"  # begins what a program of the mesh keeps for backward
+ON_MESH = "on mesh"  # the first entry of what a program of the mesh keeps for backward
 
 
 def core_group(place: Place) -> CoreGroup:
-    """That of this rank."""
+    """The core group of this rank."""
     known: dict[Any, Any] = place.known
     return known.setdefault("core group", CoreGroup())
 
 
 def arrays(tensors: Sequence[Tensor | None]) -> list[Any]:
-    """Tensors as the mesh takes them; none are left out."""
+    """Tensors as arrays, which the mesh takes; Nones are left out."""
     return [t.detach().contiguous().numpy() for t in tensors if t is not None]
 
 
 class CoreGroups:
-    """What a package of an SW26010 has in the place of local code."""
+    """Runs a package's rows on core groups, in the place of ATen's local code."""
 
     def stand(self, stand: Stand, place: Place) -> Stand:
-        """A row where local code is a program."""
+        """A row whose local code is a program of the mesh."""
         made = copy(stand)
         made.operation = OnMesh(stand.operation, core_group(place), stand.label)  # type: ignore[assignment]
         return made
 
     def adds(self, key: str, place: Place) -> Any:
-        """A step that adds two gradients of one value."""
+        """The function of a step that adds two gradients of one value."""
         group = core_group(place)
 
         def add(a: Tensor | None, b: Tensor | None) -> Tensor | None:
@@ -57,12 +57,12 @@ class CoreGroups:
         return add
 
     def place(self, place: Place, grid: Mapping[str, int]) -> Place:
-        """With sums as core groups and nodes make them."""
+        """The place with a transport whose sums are made as core groups and nodes make them."""
         end = NodesTransport(place.transport, place.ranks, nodes_of(grid), core_group(place))
         return place._replace(transport=end)
 
     def report(self, net: Any, mesh: DeviceMesh) -> Any:
-        """What this rank's core group did: the account since it was last cleared."""
+        """The account of what this rank's core group did since it was last cleared."""
         return core_group(net.place(mesh)).account
 
 
@@ -168,7 +168,7 @@ class OnMesh:
     def _differentiated(
         self, way: int, at: At, wanted: Sequence[bool], operands: Sequence[Tensor], dys: Sequence[Tensor | None]
     ) -> tuple[Tensor | None, ...]:
-        """By torch, of what it computes again."""
+        """The vjp by torch, which computes forward again for it."""
         with torch.enable_grad():
             leaves = [t.detach().requires_grad_() if w else t for t, w in zip(operands, wanted, strict=True)]
             made = self._own.local(way, at, *leaves)

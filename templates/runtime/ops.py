@@ -27,14 +27,14 @@ UNRECORDED = (torch.Tag.cudagraph_unsafe,)
 
 
 class Ops(NamedTuple):
-    """torch.ops.convgen.NAME_forward and its like, and what forward leaves for backward."""
+    """A layer's ops, torch.ops.convgen.NAME_forward and so on, and the names of what forward leaves for backward."""
 
     forward: Any
     backward: Any
     scatter: Any
     gather: Any
     inside: Any
-    saved: tuple[str, ...]  # of x, w and the values held: what backward takes besides dy
+    saved: tuple[str, ...]  # those of x, w and the held values that backward takes besides dy
     held: tuple[str, ...]  # values of forward that backward reads
 
 
@@ -125,12 +125,12 @@ def define_ops(
 
 
 def overload(op: Any) -> Any:
-    """What torch.ops has of it, which torch.compile takes from anywhere."""
+    """The overload of an op that torch.ops has, which torch.compile can take from any function's globals."""
     return op._opoverload
 
 
 def define_moves(layer: Layer) -> tuple[Any, Any]:
-    """scatter and gather: between a whole tensor and this rank's block."""
+    """The ops scatter and gather, between a whole tensor and this rank's block."""
 
     @torch.library.custom_op(
         f"convgen::{layer.name}_scatter",
@@ -179,7 +179,7 @@ def define_moves(layer: Layer) -> tuple[Any, Any]:
 
 
 def gather_blocks(value: Tensor, name: str, here: Here) -> Tensor:
-    """The whole tensor, of the ranks' blocks."""
+    """The whole tensor, gathered from the ranks' blocks."""
     layer, layout = here.layer, here.layer.stored[name]
     memory, grid = layer.format(layout.tensor), layer.grid
     value = value.detach().contiguous(memory_format=memory)
@@ -200,7 +200,7 @@ def gather_blocks(value: Tensor, name: str, here: Here) -> Tensor:
 
 
 def define_inside(layer: Layer) -> Any:
-    """The plain block of a Block in a graph of torch.compile, which sees none when it runs."""
+    """The op that takes the plain block out of a Block in a graph of torch.compile, whose kernels see no Blocks."""
 
     @torch.library.custom_op(f"convgen::{layer.name}_inside", mutates_args=(), schema="(Tensor block) -> Tensor")
     def inside(block: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportPrivateUsage=false
 # (what torch leaves untyped or private, and calls by another signature than it declares)
-"""A rank's block as part of a whole tensor: DTensor where it can say the layout, else Block."""
+"""A rank's block as part of a whole tensor: a DTensor where DTensor can say the layout, else a Block."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def sharding(layer: Layer, name: str, mesh: DeviceMesh, batch: int) -> list[Shar
 
 
 def as_dtensor(block: Tensor, name: str, mesh: DeviceMesh, batch: int, layer: Layer) -> DTensor | None:
-    """The DTensor that has this block on this rank; none where DTensor can't say the layout."""
+    """The DTensor that has this block on this rank; None where DTensor can't say the layout."""
     placed, layout = sharding(layer, name, mesh, batch), layer.stored[name]
     if placed is None:
         return None
@@ -63,7 +63,7 @@ def as_dtensor(block: Tensor, name: str, mesh: DeviceMesh, batch: int, layer: La
 
 
 def number(op: Any, args: Any, kwargs: Any) -> Any:
-    """The number in a DTensor, of all ranks: torch (2.13) takes this rank's part of a partial sum, or norm."""
+    """The number in a DTensor, over all ranks: torch (2.13) gives this rank's part of a partial sum or norm instead."""
     given = args[0]
     return op(given._local_tensor if all(p.is_replicate() for p in given.placements) else given.full_tensor())
 
@@ -73,7 +73,7 @@ DTensor._op_dispatcher._custom_op_handlers.setdefault(torch.ops.aten._local_scal
 
 
 def any_true(op: Any, args: Any, kwargs: Any) -> Any:
-    """What torch's anomaly mode asks of a gradient."""
+    """Answer torch's anomaly mode, which asks whether any element of a gradient is true."""
     return op(args[0].full_tensor())
 
 
@@ -81,7 +81,7 @@ DTensor._op_dispatcher._custom_op_handlers.setdefault(torch.ops.aten._is_any_tru
 
 
 def set_data(self: DTensor, value: Tensor) -> None:
-    """`p.data = q`, which torch (2.13) takes and leaves the values as they were."""
+    """Do `p.data = q`, which torch (2.13) accepts for a DTensor and then leaves the values as they were."""
     if not isinstance(value, DTensor) or (value._spec.mesh, value.placements) != (self._spec.mesh, self.placements):
         raise RuntimeError(
             f".data of a DTensor on {self._spec.mesh}, {self.placements}, is set to a DTensor there; "
@@ -99,8 +99,9 @@ DTensor.data = vars(DTensor).get("data") or property(get_data, set_data)  # pyri
 
 
 def deep_copied(self: DTensor, memo: dict[int, Any]) -> Any:
-    """Of a view, as gradients in a bucket are, torch (2.13) looks for a storage, which a DTensor hasn't. What has been
-    copied before `copy.deepcopy` knows; this is of what an export may read, which `id` is not."""
+    """A deep copy of a DTensor, of views too: there, as for gradients in a bucket, torch (2.13) looks for a storage,
+    which a DTensor hasn't. `copy.deepcopy` itself knows what has been copied before; an export may read this function,
+    so it doesn't ask `id`."""
     if not self.storage_offset() or not self.is_leaf:
         return Tensor.__deepcopy__(self, memo)
     made: Any = self.detach().clone().requires_grad_(self.requires_grad)
@@ -161,12 +162,13 @@ def stored_as(layer: Layer, name: str, batch: int) -> str:
 
 
 def in_graph(op: Any, function: Any) -> Any:
-    """The op, whose first gradients are registered, where torch.compile looks; else what is differentiable in turn."""
+    """The op, with first gradients alone, under torch.compile; else the function, whose gradients have gradients,
+    too."""
     return op if torch.compiler.is_compiling() else function.apply
 
 
 def told_to_all(make: Callable[[], Any], layer: Layer, key: str, batch: int, entry: str) -> Any:
-    """What is made of this rank's arguments; where they are wrong, all ranks refuse the call."""
+    """What `make` makes of this rank's arguments; where they are wrong on a rank, all ranks refuse the call."""
     try:
         return make()
     except Exception as error:

@@ -38,21 +38,22 @@ HALOS = "halos"
 
 
 class Share(NamedTuple):
-    """A part of a rank's part of a row: where it stands, and what of the operand it reads."""
+    """A piece of a rank's part of a row: its place, and the box of the operand that it reads."""
 
     at: At
     box: Box
 
 
 class Pieces(NamedTuple):
-    """An interior, if there is one, and the boundary around it; or all of it, where a row is not split."""
+    """The interior and the boundary's pieces around it; no interior, and one piece that is all of it, where a row is
+    not split."""
 
     interior: Share | None
     boundary: tuple[Share, ...]
 
 
 def pieces_of(stand: Stand, here: RowHere, k: int) -> Pieces:
-    """Of a row whose operand k comes with a halo."""
+    """The pieces of a row whose operand k comes with a halo."""
     at, held = stand.at(here.place), here.held(stand.fetch[k][0].src)
     operand, inner = stand.signature.inputs[k], dict[str, tuple[int, int]]()
     for made, own, extent in zip(operand.dims, held, operand.shape, strict=True):
@@ -81,21 +82,21 @@ def _piece(stand: Stand, here: RowHere, k: int, blocks: Any) -> Share:
 
 
 class Sent(NamedTuple):
-    """A halo's gradient on its way, and that of the strips, of which some stays."""
+    """A halo's gradient on its way, and the strips' gradients, whose own rows stay here."""
 
     pending: Pending
     strips: Sequence[Tensor]
 
 
-Copy = tuple[int, Any, Any]  # from a part, by its number, to where, from where in it
+Copy = tuple[int, Any, Any]  # a part's number, where the copy goes, where in the part it comes from
 
 
 class Halo:
-    """What a rank's window lacks, and its gradient on the way back; boxes are worked out once."""
+    """Brings the rows that a rank's window lacks, and takes their gradient back; boxes are worked out once."""
 
     def __init__(self, move: Move, back: Move, here: RowHere, pieces: Pieces) -> None:
         self.move, self.step_back, self.here, layer = move, back.step, here, here.layer
-        self.dtype = back.dtype  # of the gradient as it travels, if not its own
+        self.dtype = back.dtype  # the type in which the gradient travels, if not its own
         sends, receives = missing(move.src, move.dst, move.over, here)
         self.own, boxes = here.held(move.src), [p.box for p in pieces.boundary]
         self.inner = pieces.interior.box if pieces.interior else tuple((lo, lo) for lo, _ in self.own)
@@ -108,7 +109,7 @@ class Halo:
         self.to_own = _copies(self.own, [*boxes, *sends], layer)
         self.to_inner = slices(self.own, common(self.own, self.inner))
         self.given = torch.float32  # the type of the operand itself, which its gradient has
-        self.moves = torch.float32  # the type of what has moved last: of its gradient, where a rank has no strips
+        self.moves = torch.float32  # what moved last has it, and so has a gradient without strips
         self.returned = [layer.shape(b, "") for b in sends]
 
     def start(self, x: Tensor) -> Pending:
@@ -125,7 +126,7 @@ class Halo:
         return [part.view(shape) for part, shape in zip(got.split(sizes), shapes, strict=True)]
 
     def strips(self, pending: Pending, x: Tensor) -> tuple[Tensor, ...]:
-        """What the boundary reads: own rows, and those that have arrived."""
+        """The strips that the boundary reads, made of own rows and of those that have arrived."""
         there = [x, *self._wait(pending, self.move.step, self.came, self.got)]
         made = [x.new_empty(shape) for shape in self.shapes]
         for strip, copies in zip(made, self.to_strips, strict=True):
@@ -134,7 +135,7 @@ class Halo:
         return tuple(made)
 
     def start_back(self, strips: Sequence[Tensor], like: torch.dtype) -> Sent:
-        """Gradients of what has arrived, to where it came from; of own rows they stay."""
+        """Send the gradients of rows that have arrived to where they came from; those of own rows stay."""
         like, device = self.dtype or like, self.here.layer.device
         addends: list[Tensor] = []
         for shape, copies in zip(self.came, self.to_addends, strict=True):
@@ -146,10 +147,10 @@ class Halo:
         return Sent(self._begin(self.step_back, packed, (self.got, self.sent.sizes)), strips)
 
     def wait_back(self, sent: Sent, inside: Tensor | None, dy: Tensor) -> Tensor:
-        """The gradient of own rows: that of the interior, of the boundary, and what arrives.
+        """The gradient of own rows: the sum of the interior's, of the boundary's, and of what arrives.
 
         Args:
-            inside: of the interior, which may be written over where nobody else has it; dy: of the result.
+            inside: the interior's gradient, which is written over where nobody else has it; dy: the result's gradient.
         """
         if inside is None:
             inside = dy.new_empty([hi - lo for lo, hi in self.inner], dtype=self.given)
@@ -168,7 +169,7 @@ class Halo:
 
 
 def _copies(box: Box, parts: Sequence[Box], layer: Any) -> list[Copy]:
-    """Of parts what lies in a box."""
+    """The copies that bring what parts have of a box to it."""
     found: list[Copy] = []
     for n, part in enumerate(parts):
         both = common(box, part)
@@ -178,13 +179,13 @@ def _copies(box: Box, parts: Sequence[Box], layer: Any) -> list[Copy]:
 
 
 def lies_alone(inside: Tensor, dy: Tensor) -> bool:
-    """Whether nobody else has a gradient: it is dense, and no view of the result's."""
+    """Whether nobody else has a gradient: it is dense, and doesn't share the memory of the result's gradient."""
     lies = any(inside.is_contiguous(memory_format=f) for f in (torch.contiguous_format, torch.channels_last))
     return lies and inside.untyped_storage().data_ptr() != dy.untyped_storage().data_ptr()
 
 
 def put_together(whole: Box, places: Sequence[Box], pieces: Sequence[Tensor]) -> Tensor:
-    """Pieces of a tensor as one."""
+    """A tensor put together from its pieces."""
     if tuple(places) == (whole,):
         return pieces[0]
     shape = [hi - lo for lo, hi in whole]

@@ -1,4 +1,4 @@
-"""What is kept for the sizes of the last calls, so that any number of sizes takes bounded memory."""
+"""Values kept for the sizes of the last calls, so that any number of sizes takes bounded memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Recent:
-    """Values by their keys, of which those that were asked for last are kept."""
+    """Values by their keys; those that were asked for last are kept."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[Hashable, Any] = OrderedDict()
@@ -17,7 +17,7 @@ class Recent:
         return len(self._kept)
 
     def of(self, key: Hashable, make: Callable[[], Any], most: int) -> Any:
-        """The value of a key, made if it is not there.
+        """The value of a key; it is made if it is not there.
 
         Args:
             most: how many values are kept, this one among them.

@@ -22,7 +22,7 @@ from .transport import Group
 SUMS = ("sum", "mean", "count_nonzero", "_foreach_powsum")
 NORMS = ("linalg_vector_norm", "_foreach_norm")
 REDUCTIONS = frozenset({*SUMS, *NORMS, "amax", "max", "amin", "min", "any", "all"})
-# Of `max`, `any` and their like those that give one number; of the others dimensions are asked.
+# Of `max`, `any` and their like, the overloads that give one number; the others are asked for dimensions.
 TO_ONE = ("default", "Scalar", "dim_IntList", "dim")
 
 
@@ -31,7 +31,7 @@ def _order(said: dict[str, Any]) -> float:
 
 
 def part_of(name: str, x: Tensor, said: dict[str, Any]) -> Tensor:
-    """A rank's part of a number, in a wide type."""
+    """This rank's part of a number, made of its block's elements in a wide type."""
     kind: torch.dtype = said.get("dtype") or x.dtype
     wide = torch.promote_types(kind, torch.float32) if kind.is_floating_point or kind.is_complex else torch.int64
     if "norm" in name or name == "_foreach_powsum":
@@ -49,8 +49,8 @@ def part_of(name: str, x: Tensor, said: dict[str, Any]) -> Tensor:
 
 
 def joined_parts(name: str, parts: Tensor, said: dict[str, Any]) -> Tensor:
-    """A number, of the ranks' parts along dimension 0."""
-    if name in SUMS or (name in NORMS and _order(said) == 0):  # which counts
+    """The number that the ranks' parts, along dimension 0, make together."""
+    if name in SUMS or (name in NORMS and _order(said) == 0):  # norms of order 0 count elements, so they add up
         return parts.sum(0)
     if name in NORMS:
         return torch.linalg.vector_norm(parts, _order(said), 0)
@@ -58,21 +58,21 @@ def joined_parts(name: str, parts: Tensor, said: dict[str, Any]) -> Tensor:
 
 
 def part_of_nothing(name: str, said: dict[str, Any]) -> float:
-    """What a rank without elements has for its part."""
+    """The part of a rank that holds no elements: it changes nothing."""
     if name in NORMS:
         return math.inf if _order(said) < 0 else 0.0
     return {"all": 1, "amax": -math.inf, "max": -math.inf, "amin": math.inf, "min": math.inf}.get(name, 0)
 
 
 def said_by_name(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments by name, defaults filled in."""
+    """An operation's arguments by name, with defaults filled in."""
     wanted = func._schema.arguments
     said: dict[str, Any] = {a.name: a.default_value for a in wanted if a.has_default_value() or a is wanted[0]}
     return said | {a.name: value for a, value in zip(wanted, args, strict=False)} | kwargs
 
 
 def reduces_to_one(func: Any, name: str, said: dict[str, Any]) -> bool:
-    """Whether an operation makes one number of each Block, for which there is a way."""
+    """Whether an operation makes one number of each Block, and one that this file can make."""
     if name not in REDUCTIONS or func._overloadname not in TO_ONE:
         return False
     if func._overloadname == "dim" and name != "mean":  # max.dim has indices, too
@@ -84,7 +84,7 @@ def reduces_to_one(func: Any, name: str, said: dict[str, Any]) -> bool:
 
 
 def numbers_of(name: str, blocks: Sequence[Any], said: dict[str, Any]) -> list[Tensor]:
-    """The number of each Block's whole tensor: a message for each set of ranks."""
+    """The number of each Block's whole tensor; one message for each set of ranks."""
     parts = [_part(name, b._block, said) for b in blocks]
     together: dict[tuple[int, tuple[int, ...], torch.dtype], list[int]] = {}
     for i, (b, part) in enumerate(zip(blocks, parts, strict=True)):
@@ -115,19 +115,19 @@ def _end(held: Any) -> Any:
 
 
 def _as_asked(name: str, block: Any, made: Tensor, said: dict[str, Any]) -> Tensor:
-    """In the type and shape that torch gives it."""
+    """The number in the type and shape that torch gives it."""
     if name == "mean":
         made = made / math.prod(block.held.whole)
     if name in ("any", "all"):
         made = made.bool()
     elif made.is_floating_point():
         made = made.to(said.get("dtype") or block.dtype)
-    # Of one part it may be a view of what was sent.
+    # Made of one part, it may be a view of what was sent.
     return made.clone().view([1] * block.dim() if said.get("keepdim") else [])
 
 
 def found_infinite(blocks: Sequence[Any], found: Tensor) -> None:
-    """What GradScaler asks of gradients: whether any is infinite, on any rank that holds some of them."""
+    """Set `found`, as GradScaler asks, where any gradient is infinite on any rank that holds some of it."""
     sets = {(id(_end(b.held)), b.held.blocks): _end(b.held) for b in blocks}
     for (_, ranks), end in sets.items():
         if len(ranks) > 1:

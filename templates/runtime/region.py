@@ -28,11 +28,12 @@ class Called:
     """A call of a network.
 
     Args:
-        names: of tensors that want gradients, which stand in `slots`; `others`: by slot what is given beside them.
-        nans: takes the words for the first row that makes a NaN, where these are looked for.
+        names: the tensors that want gradients; `slots`: their slots; `others`: by slot, the other tensors that are
+            given.
+        nans: a list that takes the words for the first row that makes a NaN; None where nobody looks for NaNs.
 
     Attributes:
-        kept: what backward reads, where its tensors are kept elsewhere.
+        kept: what backward reads, without its tensors, which autograd keeps.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Called:
         self.kept: list[Any] = []
 
     def run(self, tensors: Sequence[Tensor]) -> tuple[list[Any], list[Any]]:
-        """Outputs, and what backward reads."""
+        """Run forward; the outputs, and what backward reads."""
         forward: Forward = self.linked.forward(self.names)
         slots: list[Any] = [None] * forward.size
         given = {**self.others, **dict(zip(self.slots, tensors, strict=True))}
@@ -59,11 +60,11 @@ class Called:
 
 
 def run_steps(call: Called, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Outputs; autograd goes through, to `tensors`, of which the last is a link to all others."""
+    """Run forward; the outputs, through which autograd reaches `tensors`, whose last one is a link to all others."""
     if not tensors:
         with torch.no_grad():
             outputs, own = call.run(())[0], {*map(id, call.others.values())}
-            return [t.view_as(t) if id(t) in own else t for t in outputs]  # not the very buffer
+            return [t.view_as(t) if id(t) in own else t for t in outputs]  # never the buffer itself
     of = Transformed if torch._C._are_functorch_transforms_active() else Region
     return list(of.apply(call, *tensors)[: len(call.linked.steps.outputs)])
 
@@ -71,8 +72,8 @@ def run_steps(call: Called, tensors: Sequence[Tensor]) -> list[Tensor]:
 def _through_steps(
     call: Called, link: Tensor, asked: Sequence[bool], dys: Sequence[Tensor | None], kept: list[Any]
 ) -> list[Any]:
-    """Gradients of what wants them, and none of the link."""
-    refuse_vmap(call.linked.ctx.name)  # of jacrev, and of is_grads_batched
+    """Run backward; the gradients of the tensors that want them, and None for the link."""
+    refuse_vmap(call.linked.ctx.name)  # as jacrev and is_grads_batched call it
     names = tuple([n for n, a in zip(call.names, asked, strict=False) if a])
     code = call.linked.backward(call.names, names, tuple([d is not None for d in dys]))
     slots: list[Any] = [None] * code.size
@@ -92,7 +93,7 @@ def _through_steps(
 
 
 class Region(Unmapped):
-    """Outputs of tensors that want gradients."""
+    """A call whose tensors want gradients, as a node of autograd's graph."""
 
     @staticmethod
     def forward(ctx: Any, call: Called, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -103,7 +104,7 @@ class Region(Unmapped):
         ctx.save_for_backward(*flat)
         ctx.set_materialize_grads(False)
         own, made = {id(t) for t in (*tensors, *call.others.values())}, list[Tensor]()
-        call.others = {}  # what backward reads of it is kept
+        call.others = {}  # backward's share of them is in what is kept
         for t in outputs:  # an input that is an output, or an output twice, is one more tensor to autograd
             made.append(t.view_as(t) if id(t) in own else t)
             own.add(id(t))
@@ -123,7 +124,7 @@ class Region(Unmapped):
 
 
 class Transformed(Unmapped):
-    """The same under torch.func, which takes what is kept as results that have no gradient."""
+    """A call under torch.func: what it keeps for backward is further results without gradients."""
 
     @staticmethod
     def forward(call: Called, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -148,8 +149,8 @@ class Transformed(Unmapped):
 
 
 class Once(Function):
-    """A gradient that has none: steps of backward say nothing of what moves for theirs. Whoever asks comes here, since
-    the link leads to what it is asked of."""
+    """A gradient of a network, which has no gradient itself: backward's steps don't say what would move for one.
+    Whoever asks for it comes here by the link, and is refused."""
 
     @staticmethod
     def forward(link: Tensor, gradient: Tensor, name: str) -> Tensor:
@@ -172,11 +173,11 @@ A_TENSOR = object()  # stands in what is kept where a tensor was
 
 
 def _flattened(value: Any, flat: list[Tensor]) -> Any:
-    """What is kept, without its tensors."""
+    """What a step keeps with each tensor replaced by A_TENSOR; the tensors go to `flat`."""
     if isinstance(value, Tensor):
         flat.append(value)
         return A_TENSOR
-    if not value:  # as most rows keep
+    if not value:  # most rows keep nothing
         return value
     if type(value) is tuple:
         return tuple([_flattened(one, flat) for one in cast(Sequence[Any], value)])
@@ -186,7 +187,7 @@ def _flattened(value: Any, flat: list[Tensor]) -> Any:
 
 
 def _unflattened(value: Any, flat: Iterator[Tensor]) -> Any:
-    """What is kept, with its tensors."""
+    """What a step keeps with its tensors back in their places."""
     if value is A_TENSOR:
         return next(flat)
     if type(value) is tuple:

@@ -1,6 +1,6 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # (what torch and arrays leave untyped)
-"""Which part of a global tensor is a rank's, as slices; and that part, read from whatever has a shape and slices."""
+"""A rank's part of a global tensor, as slices; and that part, read from any array with a shape and slices."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def as_slices(box: Box) -> Where:
 
 
 def around(boxes: Sequence[Box]) -> Box:
-    """The smallest box around boxes; those without elements count for nothing, unless all are."""
+    """The smallest box around these boxes; empty boxes don't count, unless all of them are empty."""
     full = [box for box in boxes if all(hi > lo for lo, hi in box)] or [boxes[0]]
     return tuple([(min(lo for lo, _ in pairs), max(hi for _, hi in pairs)) for pairs in zip(*full, strict=True)])
 
 
 def read_region(array: Any, region: Where, name: str, kind: torch.dtype | None) -> Tensor:
-    """What lies at a region of an array, contiguous, in memory of its own.
+    """The part of an array at a region, contiguous, in memory of its own.
 
     Args:
-        array: of torch, or with slices that numpy takes: an array in memory, mapped, or of a file.
-        name: of the network and the value, for messages.
-        kind: the type that is wanted; None keeps the array's.
+        array: a tensor, or anything that takes numpy's slices: an array in memory, mapped, or in a file.
+        name: the network's and the value's, for messages.
+        kind: the type of the result; None keeps the array's.
 
     Raises:
         ValueError: the array gives another shape, has masked elements, or numbers that the type can't have.
@@ -52,7 +52,7 @@ def read_region(array: Any, region: Where, name: str, kind: torch.dtype | None) 
 
 
 def _nothing(array: Any, shape: tuple[int, ...]) -> Any:
-    """What a rank has that holds nothing: no file is asked for it."""
+    """An empty part, for a rank that holds nothing: no file is read for it."""
     kind = getattr(array, "dtype", torch.get_default_dtype())
     if isinstance(kind, torch.dtype):
         return torch.empty(shape, dtype=kind)
@@ -60,23 +60,23 @@ def _nothing(array: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _numpy() -> Any:
-    """numpy, which those have whose arrays are its own, or become so: a package imports torch alone."""
+    """The module numpy, imported only where an array needs it: a package itself imports torch alone."""
     return importlib.import_module("numpy")
 
 
 def of_array(array: Any) -> str:
-    """An array in words."""
+    """An array in words, for messages."""
     kind, shape = type(array), tuple(getattr(array, "shape", ()))
     return f"{kind.__module__.partition('.')[0]}'s {kind.__name__} of {shape}"
 
 
 def in_words(region: Where) -> str:
-    """As one writes slices."""
+    """A region as one writes slices."""
     return f"[{', '.join(f'{s.start}:{s.stop}' for s in region)}]"
 
 
 def _as_tensor(part: Any, name: str, kind: torch.dtype | None) -> Tensor:
-    """A part as a tensor, in the machine's order of bytes, of a type that torch has."""
+    """A part of an array as a tensor, in the machine's byte order and in a type that torch has."""
     np = _numpy()
     if isinstance(part, np.ma.MaskedArray):
         masked: Any = part
@@ -101,7 +101,8 @@ def _as_tensor(part: Any, name: str, kind: torch.dtype | None) -> Tensor:
 
 
 def _converted(found: Tensor, name: str, kind: torch.dtype | None) -> Tensor:
-    """In the type that is wanted: floats of any numbers that are real, whole numbers of whole ones that fit."""
+    """Numbers converted to the type that is wanted: real numbers to floats, integers to an integer type that holds
+    them."""
     if kind is None or found.dtype == kind:
         return found
     if kind.is_floating_point:

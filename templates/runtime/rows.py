@@ -1,7 +1,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportIncompatibleMethodOverride=false
 # (what torch leaves untyped or private, and calls by another signature than it declares)
-"""Rows of a network on this rank: what moves for them, and where their local code stands."""
+"""Rows of a network on this rank: what moves for them, and which blocks their local code computes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ from .travel import Chain, Move
 
 
 class Reach(NamedTuple):
-    """A tensor as a row reads it: of some dimensions the rows that a block of an index reads, else blocks."""
+    """A layout of an operand as a row reads it: along some dimensions the rows that a block of an index reads, along
+    the others a block."""
 
     blocks: Split
     windows: tuple[tuple[Relation, int] | None, ...]
@@ -55,14 +56,15 @@ class Reach(NamedTuple):
 
 
 class Stand(Plain):
-    """A row for so many samples and other sizes: its operation, its layouts, and what conversions ask of a layer."""
+    """A row at one number of samples and other sizes: its operation, its layouts, and what conversions ask of a
+    layer."""
 
     def __init__(self, row: Row, operation: Operation, net: Any, label: str) -> None:
         self.row, self.operation, self.signature = row, operation, operation.signatures[row.way]
         self.label = label
         self.name, self.grid, self.sizes, self.sums, self.device = net.name, net.grid, net.sizes, net.sums, net.device
         self.add = net.add
-        self.low, self.boxes_at = net.low, net.boxes_at  # which depend on sizes and layouts alone
+        self.low, self.boxes_at = net.low, net.boxes_at  # all rows of these sizes share the boxes
         inputs, results = self.signature.inputs, self.signature.results
         made = [f"{label}.{r.name}" if j else label for j, r in enumerate(results)]
         self.fetch = tuple(self._chain(c, o, f"{label}.{o.name}") for c, o in zip(row.fetch, inputs, strict=True))
@@ -89,7 +91,7 @@ class Stand(Plain):
         self._totals: dict[tuple[int, ...], float] = {}
 
     def is_still(self, move: Move) -> bool:
-        """Whether an exchange moves nothing, for any rank: blocks that meet for so many samples and not for others."""
+        """Whether an exchange moves nothing for any rank at these sizes; at others it may."""
         if id(move) not in self._still:
             kind, over, src, dst, *_ = move
             ranks = range(math.prod(self.grid.values()))
@@ -130,7 +132,7 @@ class Stand(Plain):
     # ---- Where local code stands ----
 
     def moves(self) -> Iterator[tuple[str, Move]]:
-        """Conversions of the row, each with the chain that it is of; those of its gradients' rows are theirs."""
+        """The row's conversions, each with the name of its chain; rows that make its gradients have their own."""
         sides = {"fetch": self.fetch, "store": self.store, "given": self.given, "back": self.back}
         for side, chains in sides.items():
             for chain in chains:
@@ -140,7 +142,7 @@ class Stand(Plain):
         return self.at_rank(place.me)
 
     def counts(self, ranks: tuple[int, ...], device: Any, dtype: torch.dtype) -> Tensor:
-        """Of moments, of these ranks' parts: [ranks, ...]; brought to the device once."""
+        """How many elements the moments of each of these ranks are of: [ranks, ...]; brought to the device once."""
         key = (ranks, str(device), dtype)
         if key not in self._counts:
             operation = cast(Any, self.operation)
@@ -149,7 +151,7 @@ class Stand(Plain):
         return self._counts[key]
 
     def shares(self, ranks: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, float]:
-        """Of all elements that moments are of those of each of these ranks, and how many there are."""
+        """Each of these ranks' share of the elements that moments are of, and how many elements there are in all."""
         counts = self.counts(ranks, "cpu", torch.float64).flatten(1)[:, 0]
         key = (ranks, "shares", dtype)
         if key not in self._counts:
@@ -158,7 +160,7 @@ class Stand(Plain):
         return self._counts[key], self._totals[ranks]
 
     def at_rank(self, me: int) -> At:
-        """Where the rank at a position stands."""
+        """The blocks that the rank at a position computes."""
         if me not in self._ats:
             roles = self.row.roles
             at = self.at_blocks({i: self._block(n, roles.get(i, ()), me) for i, n in self.signature.extents})
@@ -166,13 +168,13 @@ class Stand(Plain):
         return self._ats[me]
 
     def _spare(self, at: At, me: int) -> tuple[tuple[int, ...], ...]:
-        """Rows that come with an operand as it is stored, and that no window reads."""
+        """The rows that a stored operand has and that no window reads."""
         whole = zip(self.windows, self.fetch, strict=True)
         held = [None if chain else held_at(self, there, me, 0) for there, chain in whole]  # type: ignore[arg-type]
         return spare_rows(self.operation, self.row.way, at, held)
 
     def _block(self, extent: int, axes: Axes, me: int) -> tuple[int, int]:
-        """Of an index."""
+        """The block of an index that the rank at a position has."""
         if not axes:
             return 0, extent
         key = extent, axes, me
@@ -182,19 +184,19 @@ class Stand(Plain):
         return self.boxes_at[key]
 
     def at_blocks(self, blocks: dict[str, tuple[int, int]]) -> At:
-        """Where these blocks of the row's indices stand."""
+        """Local code's place for these blocks of the row's indices."""
         at = standing(self.signature, blocks)
         return replace(at, parts=self.parts, low=self.low) if self.parts or self.low is not None else at
 
     def made_shape(self, result: Operand, at: At) -> list[int]:
-        """Of a rank's part of a result."""
+        """The shape of a rank's part of a result."""
         return [
             math.prod(at.extent(i) for i in made.indices) if made.indices else n
             for made, n in zip(result.dims, result.shape, strict=True)
         ]
 
     def result_box(self, at: At) -> Box:
-        """Where what is made of these blocks stands in the first result."""
+        """The box of the first result that these blocks make."""
         (result, *_) = self.signature.results
         return tuple(
             nest(made, self.signature, at.blocks) if made.indices else (0, n)
@@ -202,13 +204,13 @@ class Stand(Plain):
         )
 
     def cut(self, k: int, tensor: Tensor, held: Box, at: At) -> Tensor:
-        """Of what a rank has of an operand, the rows that local code takes."""
+        """The rows of an operand that local code takes, cut from what a rank has of it."""
         for d, start, rows in self.narrowed(k, held, at):
             tensor = tensor.narrow(d, start, rows)
         return tensor
 
     def narrowed(self, k: int, held: Box, at: At) -> tuple[tuple[int, int, int], ...]:
-        """What `cut` takes of an operand: (dimension, first row, rows)."""
+        """What `cut` takes of an operand: dimension, first row and number of rows, where it isn't all of them."""
         found: list[tuple[int, int, int]] = []
         for d, ((first, last), (lo, hi)) in enumerate(zip(held, at.inside[k], strict=True)):
             if hi <= lo:
@@ -220,11 +222,11 @@ class Stand(Plain):
     # ---- Local code ----
 
     def taken(self, operands: Sequence[Any]) -> list[Any]:
-        """Operands as autocast takes them; what has come in pieces has been cast before."""
+        """Operands cast as autocast takes them; operands that have come in pieces have been cast before."""
         return taken_each(self.autocast, operands, self.low)
 
     def local(self, at: At, parts: Sequence[Tensor], is_nothing: bool) -> tuple[Tensor, ...]:
-        """What is made of these blocks."""
+        """The results of local code for these blocks; zeros where there is nothing to compute."""
         if is_nothing:
             results = self.signature.results
             given = [str(p.dtype).removeprefix("torch.") for p in parts]
@@ -238,10 +240,11 @@ class Stand(Plain):
         return self.operation.local(self.row.way, at, *parts)
 
     def fused(self, at: At, parts: Sequence[Tensor], between: Tensor) -> Tensor:
-        """The same of a convolution and what follows it as one, whose gradients' rows read that of what lies between.
+        """The result of a convolution and what follows it as one row, whose gradients' rows read the gradient of what
+        lies between.
 
         Args:
-            between: stands for that: a tensor of its shape, whose gradient it gets.
+            between: a tensor in the shape of what lies between; it gets that gradient.
         """
         operation: Any = self.operation  # of parts
         kernel = operation.kernel(at, parts)
@@ -254,7 +257,7 @@ class Row:
     """One operation of a network: how it is laid out, and what moves for it.
 
     Args:
-        operation: for a number of samples, and other sizes that are known at run time only.
+        operation: a function of the number of samples and of other sizes that are known at run time only.
         roles: by index the grid's axes that split it, outermost first.
         reads: for each operand how it is stored and fetched, and how its gradient comes back.
         makes: for each result how it is made and stored, and how its gradient is fetched.
@@ -262,9 +265,9 @@ class Row:
         early: the operand whose halo travels while the row's interior is computed; or, of a gradient that is not
             `split`, while other gradients of its row are.
         autocast: how autocast takes the operands (convgen's spec/autocast.py): a word for all, or one each.
-        chunks: an index, in how many chunks of it the row is computed, the operand that travels by them or None, and
-            whether the result does.
-        types: of results, where they are not the usual ones.
+        chunks: the index that is cut, the number of chunks, the operand that travels by chunks or None, and whether the
+            result does.
+        types: the results' types, where they are not the usual ones.
     """
 
     def __init__(
@@ -287,7 +290,7 @@ class Row:
         self.autocast = (autocast,) * len(reads) if isinstance(autocast, str) else autocast
         self.fetch, self.store = ([s if isinstance(s, Side) else Side(s) for s in sides] for sides in (reads, makes))
         self.back, self.given = ([side.back for side in sides] for sides in (self.fetch, self.store))
-        # Whoever runs the row at these sizes holds them: what is run no more is forgotten.
+        # Weak: whoever runs the row at these sizes holds its Stand, and one that nobody runs any more is forgotten.
         self._stands: weakref.WeakValueDictionary[Any, Stand] = weakref.WeakValueDictionary()
         self._probed: dict[torch.dtype | None, list[Operation]] = {}
         self._expression = _expression(operation)
@@ -300,10 +303,10 @@ class Row:
         return under(operation, low) if self._asks else operation
 
     def stand(self, net: Any, label: str) -> Stand:
-        """The row in a call of a network.
+        """The row at the sizes of a call of a network.
 
         Args:
-            label: what its steps are called.
+            label: the name of its steps.
         """
         key = (net.open, label, net.device, net.low, net.apart)
         found = self._stands.get(key)
@@ -319,8 +322,8 @@ class Row:
 
 
 def _expression(operation: Any) -> object:
-    """What is the same for rows whose operations are, at any sizes: the code of a package's lambda, constants with
-    their types; else itself."""
+    """A key that rows share whose operations are equal at any sizes: the code and the constants of a package's lambda;
+    any other function is its own key."""
     code = getattr(operation, "__code__", None)
     if code is None or operation.__closure__ or operation.__defaults__:
         return operation
@@ -331,7 +334,7 @@ def _expression(operation: Any) -> object:
 
 
 class Valued(Unmapped):
-    """What stands for a value, with it; the gradient is of both."""
+    """A value, for a tensor that stands for it and gets the same gradient as the value."""
 
     @staticmethod
     def forward(stands: Tensor, value: Tensor) -> Tensor:

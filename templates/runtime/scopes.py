@@ -31,7 +31,7 @@ class Known(torch.nn.Module):
     """A module whose tensors may be Blocks, and whose children are the source's."""
 
     _of: str
-    _said: Said = MappingProxyType({})  # of copies, before they have theirs
+    _said: Said = MappingProxyType({})  # for copies, until they have theirs
 
     def __getattr__(self, name: str) -> Any:
         return self._said[name] if name in self._said else torch.nn.Module.__getattr__(self, name)
@@ -76,7 +76,7 @@ def not_its_own(self: Any, *_: Any, **__: Any) -> Any:
 
 
 def picked(self: Any, index: Any) -> Any:
-    """A child, by number or name; of a slice a list of these children."""
+    """A child by number or name, or for a slice the list of its children."""
     children = self._modules
     if isinstance(index, str):
         return children[index]
@@ -89,12 +89,12 @@ def picked(self: Any, index: Any) -> Any:
 
 
 class Scope(Known):
-    """A module of the source, for its parameters' names."""
+    """A module of the source, which gives its parameters their names."""
 
     _kind = ""
 
     def __init__(self, name: str, said: Said | None = None) -> None:
-        torch.nn.Module.__init__(self)  # not that of its kind
+        torch.nn.Module.__init__(self)  # not the __init__ of the kind that it is of
         self._of, self._said = name, said or {}
 
     forward = register_forward_hook = register_forward_pre_hook = never_called
@@ -114,7 +114,7 @@ class Scope(Known):
 
 @cache
 def of_kind(scope: type[Scope], kind: str) -> type[Scope]:
-    """Scopes that are one of torch's modules to `isinstance`, and have none of its methods."""
+    """A class of scopes that are one of torch's modules to `isinstance`, and have none of its methods."""
     source = getattr(torch.nn, kind, None)
     if not (isinstance(source, type) and issubclass(source, torch.nn.Module)) or source is torch.nn.Module:
         return scope

@@ -1,4 +1,4 @@
-"""Blocks of tensors as networks have them, and how rows' operands and results are laid out."""
+"""Layouts in networks: blocks of tensors, and how rows' operands and results are laid out and converted."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Distribution(NamedTuple):
     """How a tensor is laid out.
 
     Attributes:
-        axes: of each dimension the axes that split it, outermost first.
-        reads: dimensions of which a rank has the rows that its block of an index reads.
+        axes: for each dimension, the axes that split it, outermost first.
+        reads: the dimensions along which a rank has the rows that its block of an index reads, instead of a block.
     """
 
     axes: tuple[Axes, ...]
@@ -46,9 +46,9 @@ class Side(NamedTuple):
     """An operand of a row, or a result.
 
     Attributes:
-        start: how it is stored, or made.
-        steps: that bring it to how the row wants it, or to how it is stored.
-        back: the same of its gradient.
+        start: the layout in which an operand is stored, or in which a result is made.
+        steps: the conversions that bring an operand to what the row wants, or a result to how it is stored.
+        back: the same for its gradient.
     """
 
     start: Distribution
@@ -64,7 +64,7 @@ class Split(NamedTuple):
     axes: tuple[Axes, ...]
 
     def frame(self, layer: Any, at: dict[str, int], batch: int) -> Box:
-        """What the rank at these coordinates holds."""
+        """The box that the rank at these coordinates holds."""
         return tuple(interval(n, 1, a, layer.sizes, at) for n, a in zip(self.extents, self.axes, strict=True))
 
     def held(self, layer: Any, at: dict[str, int], batch: int) -> Box:
@@ -72,7 +72,8 @@ class Split(NamedTuple):
 
 
 class Plain:
-    """What conversions ask of a layer, where pieces are boxes and lie in memory in their dimensions' order."""
+    """Answers what conversions ask of a layer, for pieces that are boxes and lie in memory in their dimensions'
+    order."""
 
     channels_last = False
     copy = staticmethod(copy_parts)

@@ -25,7 +25,7 @@ def sum_of(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 
 
 def sum_over(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    """The sum, where the first was if that can be."""
+    """The sum of two gradients, written over the first where its type and memory allow that."""
     if a is None or b is None or a.dtype != b.dtype or not fills(a):
         return sum_of(a, b)
     return a.add_(b)
@@ -48,17 +48,17 @@ def first_of(run: Callable[..., tuple[Any, ...]]) -> Action:
 
 
 def of_dense(run: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
-    """Of a gradient's row, whose first operand is the gradient of a result."""
+    """Run a gradient's row with its first operand, the gradient of a result, made dense."""
     return lambda dy, *others: run(dense(dy) if isinstance(dy, Tensor) else dy, *others)
 
 
 def several_of(run: Callable[..., tuple[Any, ...]], makes: int) -> Action:
-    """With nothing in the place of what a step would keep."""
+    """Run local code and add a None for each thing that the step would keep for backward."""
     return lambda *operands: (*(made := run(*operands)), *(None,) * (makes - len(made)))
 
 
 def with_zeros(code: LocalCode) -> Callable[..., Any]:
-    """Gradients' rows of a result that no loss depends on."""
+    """Run a gradient's row with zeros in the place of the gradient of a result that no loss depends on."""
 
     def filled(*operands: Tensor | None) -> Any:
         kind = next(t.dtype for t in operands if t is not None and t.is_floating_point())

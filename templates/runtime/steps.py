@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 
 class GraphedStep:
-    """`loss(model(inputs), others)` and its backward pass as one CUDA graph, or the forward pass alone; called with
-    inputs and others.
+    """`loss(model(inputs), others)` and its backward pass as one CUDA graph, or the forward pass alone. It is called
+    with inputs and others.
 
-    As the step that it was recorded from, it adds to `grad` of all that the loss depends on, and changes buffers. What
-    it returns has no graph of autograd. Gradients are left where the CUDA graph writes them, and the next call writes
-    there; a gradient that is still in `grad` then is kept and added to.
+    Like the step that it was recorded from, it adds to `grad` of everything that the loss depends on, and changes
+    buffers. What it returns has no graph of autograd. Gradients are left where the CUDA graph writes them, and the next
+    call writes there; a gradient that is still in `grad` then is kept and added to.
     """
 
     def __init__(
@@ -55,7 +55,8 @@ class GraphedStep:
         self._recorded_at, self._mode = lies(self._held()), self._modes()
 
     def _run(self) -> tuple[Any, list[Tensor], Sequence[Tensor]]:
-        """What is made, leaves of autograd's graph that it depends on, and their gradients."""
+        """Run the step: what it returns, the leaves of autograd's graph that the loss depends on, and their
+        gradients."""
         count = len(self._model._inputs)
         with torch.set_grad_enabled(self._loss is not None):
             made = self._model(*self._inputs[:count], batch=self._batch)
@@ -97,7 +98,7 @@ class GraphedStep:
         )
 
     def _refuse_hooks(self) -> None:
-        """They would run once, while the graph is recorded."""
+        """Refuse hooks: they would run once, while the graph is recorded, and never again."""
         model = self._model
         kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
         of_model = any(getattr(model, kind) for kind in kinds)
@@ -119,7 +120,7 @@ class GraphedStep:
         of_inputs = {id(there): t for there, t in zip(self._inputs, given, strict=True)}
         leaves: list[Any] = [of_inputs.get(id(t), t) for t in self._leaves]
         for t, g in zip(leaves, self._gradients, strict=True):
-            if t.grad is g:  # of the call before: it is to be added to, and its memory is written next
+            if t.grad is g:  # left by the call before; the graph writes its memory next
                 t.grad = g.clone()
         self._graph.replay()
         with torch.no_grad():
@@ -151,7 +152,7 @@ class GraphedStep:
 
 
 def leaves_of(value: Tensor) -> Iterator[Tensor]:
-    """Leaves of autograd's graph that a value depends on."""
+    """The leaves of autograd's graph that a value depends on."""
     seen, todo = set[Any](), [value.grad_fn]
     while todo:
         node: Any = todo.pop()

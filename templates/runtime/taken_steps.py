@@ -15,7 +15,8 @@ from .listing import Line
 
 
 class Chosen(NamedTuple):
-    """A step of backward: by slot that it makes whether anybody reads it, by slot that it reads whether it is there."""
+    """A step of backward that runs: for each slot that it makes, whether anybody reads it; for each slot that it reads,
+    whether it is there."""
 
     line: Line
     makes: Flags
@@ -23,7 +24,7 @@ class Chosen(NamedTuple):
 
 
 def with_moments(lines: Sequence[Line], actions: Actions) -> list[Line]:
-    """Steps, where convolutions whose kernels make moments of their results hand these to the norms behind them."""
+    """The steps, where convolutions whose kernels make moments of their results hand these to the norms behind them."""
     makers = {line.makes[0]: n for n, line in enumerate(lines) if line.kind == "forward" and line.makes}
     found = [*lines]
     for n, line in enumerate(lines):
@@ -43,7 +44,7 @@ def _may_have_moments(line: Line, actions: Actions) -> bool:
 
 
 def with_sums(wanted: Sequence[Chosen], actions: Actions, stays: Collection[str]) -> list[Chosen]:
-    """Steps of backward, where kernels add up gradients of one value that steps of their own would add."""
+    """Backward's steps, where kernels add two gradients of one value that a step of its own would add."""
 
     def may_add(n: int) -> bool:
         return all(wanted[n].reads) and _may_add(wanted[n].line, actions)

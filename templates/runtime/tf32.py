@@ -1,6 +1,6 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportAttributeAccessIssue=false
 # (what torch leaves untyped)
-"""TF32: what torch's switches say of float32 on a GPU, and networks that take it whatever they say.
+"""TF32: what torch's switches say of float32 on a GPU, and networks that take TF32 whatever the switches say.
 
 The switches are read by the newer name, which is what ATen asks and what the older ones set; the older ones can't be
 read where both were set.
@@ -25,13 +25,13 @@ def takes_tf32(what: str) -> bool:
 
 
 def taken() -> str:
-    """What takes TF32 now, in words."""
+    """The operations that take TF32 now, in words."""
     return ", ".join(filter(takes_tf32, SWITCHES)) or "none"
 
 
 class Taken:
-    """Inside of it all take it. Switches are the process's: of threads that are inside the first one turns them on, and
-    the last one turns back what was off."""
+    """A context in which all products take TF32. Torch's switches are the process's: the first thread to enter turns
+    them on, and the last one to leave turns off again those that were off."""
 
     def __init__(self) -> None:
         self._lock, self._inside, self._before = Lock(), 0, dict[str, str]()

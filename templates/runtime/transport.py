@@ -28,9 +28,9 @@ from .meetings import TOLD, Meeting
 shared: dict[str, Any] = sys.modules.setdefault("_convgen_shared", ModuleType("_convgen_shared")).__dict__
 
 Splits = Sequence[int]
-Message = tuple[int, int, Callable[..., Any], Tensor]  # from, to, which half of it this rank has, what travels
+Message = tuple[int, int, Callable[..., Any], Tensor]  # from, to, this rank's end of it, the tensor that travels
 SHORT = 1 << 20  # bytes of a vector: a longer one is summed in place
-FEW = 16  # ranks, at the most, of a group that does so: each has a socket to each other, and files are few
+FEW = 16  # the most ranks of a group that does so: each has a socket to each other, and may open few files
 RECENT_S = 10.0  # seconds for which a rank that has failed is known to have done so
 TIMED_OUT = re.compile(r"\btim(?:ed?[ -]?out|eout)\b", re.IGNORECASE)
 
@@ -63,12 +63,13 @@ class Transport(Protocol):
 
 
 def wide_type(kind: torch.dtype) -> torch.dtype:
-    """What ordered sums are added in: float32 at least."""
+    """The type in which ordered sums are added: float32 at least."""
     return torch.promote_types(kind, torch.float32) if kind.is_floating_point else kind
 
 
 def ordered_sum(pieces: Tensor, count: int, group: Group) -> Tensor:
-    """Equal pieces that lie one behind the other, added in this order, in a wide type, and rounded once."""
+    """The sum of `count` pieces of equal size that lie one behind the other: added in this order in a wide type, then
+    rounded once."""
     add = getattr(group, "add", None)  # a module with an older runtime may have made the group
     if add is not None and pieces.is_floating_point():
         return add(pieces, count)
@@ -120,7 +121,8 @@ def new_group(
 
 
 def default_timeout(device: str = "cpu", group: dist.ProcessGroup | None = None) -> timedelta | None:
-    """How long a group waits, by default the default one; a new group would wait 30 minutes, whatever that one does."""
+    """How long a group waits, by default the default group's time; torch gives a new group 30 minutes whatever the
+    default group has."""
     world = dist.group.WORLD if group is None else group
     options = world._get_backend(torch.device(device)).options if world is not None else None
     return getattr(options, "_timeout", None)
@@ -141,7 +143,7 @@ class TorchTransport:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.timeout, self.device, self.maker = timeout, device, maker
         self.defers = device == "cuda"  # the host goes on while the device works: messages of the host are read later
-        self.lane = ""  # of collectives that it carries: one beside a rank's own has groups of its own
+        self.lane = ""  # the lane whose collectives it carries; a lane other than "" has process groups of its own
         self.owns = False  # whether nobody needs what it is given any more, so that sums may be written over it
         # Torch owns the groups: one that outlived destroy_process_group would take the interpreter down at its end.
         self._groups: dict[tuple[int, ...], weakref.ref[dist.ProcessGroup]] = {}
@@ -174,8 +176,8 @@ class TorchTransport:
             raise kind(text) from error
 
     def meeting(self, members: tuple[int, ...]) -> Meeting:
-        """Of these ranks, rising: one that all meshes on them share, so that two modules which ranks call in another
-        order meet there."""
+        """The Meeting of these ranks, in rising order. All meshes on the same ranks share it, so that ranks which call
+        two modules in different orders find out there."""
         meetings: dict[Any, tuple[Any, Meeting]] = shared.setdefault("meetings", {})
         group, meeting = meetings.get((members, self.rank), (None, None))
         known: Any = group() if group is not None else None
@@ -186,7 +188,8 @@ class TorchTransport:
         return meeting
 
     def meet(self, mine: bytes, ranks: Sequence[int]) -> Callable[[], list[bytes]]:
-        """Post a message to all of these ranks. What it returns waits for theirs, and gives them in this order."""
+        """Post a message to all of these ranks; the function returned waits for theirs and gives them in the ranks'
+        order."""
         members = tuple(sorted(ranks))
         answers = self.meeting(members).tell(mine, self.timeout)
 
@@ -235,7 +238,7 @@ class TorchTransport:
             del self._coming[0]  # what could not be received stays, so that nothing behind it is taken for it
 
     def send_and_receive_long(self, messages: list[Message], group: Group) -> None:
-        """By the backend, in one batch."""
+        """Send and receive messages by the backend, in one batch."""
         if not messages:
             return
         peers = [src + dst - self.rank for src, dst, _, _ in messages]
@@ -259,8 +262,8 @@ class TorchTransport:
         return meeting if meeting is not None and meeting.peers else None
 
     def _is_pair(self, group: Group) -> bool:
-        """Two ranks without a GPU: a message each way is as many bytes as gloo's collective, in one round, and
-        quicker."""
+        """Whether the group is two ranks without a GPU: there a message each way moves as many bytes as gloo's
+        collective, in one round, and is quicker."""
         return self.device == "cpu" and len(group.ranks) == 2
 
     def _is_quick(self, group: Group, nbytes: int) -> bool:
@@ -269,8 +272,8 @@ class TorchTransport:
         return self._is_pair(group) or (is_short and self._meeting_of(group) is not None)
 
     def absent(self, what: str, ranks: Sequence[int]) -> list[int]:
-        """Of ranks among which something has failed, those that say of nothing within a second that it has: late or
-        gone."""
+        """The ranks that don't report a failure within a second, among ranks where something has failed: they are late
+        or gone."""
         missing: list[int] = []
         # The store may have died with the rank that kept it.
         with suppress(Exception):

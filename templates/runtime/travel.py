@@ -1,6 +1,6 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # (what torch leaves untyped or private)
-"""From one layout of a network's value to another."""
+"""Conversions of a network's value from one layout to another."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from .transport import Group, wide_type
 
 
 class Move(NamedTuple):
-    """A step between two layouts, over the ranks that differ along some axes. `exchange_add` sums parts that overlap,
-    `exchange_rim` leaves a halo beside the block, `all_gather_parts` and `reduce_scatter_parts` have channels in parts
-    that lie one behind the other, `merge` is of moments of disjoint parts. `dtype` is that in which it travels, if not
-    the tensor's own."""
+    """A conversion between two layouts, over the ranks that differ along some axes. `exchange_add` sums parts that
+    overlap, `exchange_rim` leaves a halo beside the block, `all_gather_parts` and `reduce_scatter_parts` have channels
+    in parts that lie one behind the other, `merge` makes moments of a union of moments of disjoint parts. `dtype` is
+    the type in which the tensor travels, if not its own."""
 
     kind: str
     over: Axes
@@ -40,7 +40,7 @@ Chain = tuple[Move, ...]
 
 
 class RowHere(Here):
-    """This rank in a row: its values need not have the network's dtype."""
+    """This rank, as conversions of a row see it; the row's values need not have the network's dtype."""
 
     __slots__ = ()
 
@@ -63,13 +63,14 @@ class RowHere(Here):
 Moving = Callable[[Tensor], Any]
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 Slices = tuple[slice, ...]
-OF_BOXES = ("exchange", "exchange_add", "all_to_all")  # whose pieces keep their channels where they are
+OF_BOXES = ("exchange", "exchange_add", "all_to_all")  # these move boxes, whose channels stay where they are in memory
 
 
 def dense(tensor: Tensor, like: Tensor | None = None) -> Tensor:
-    """A tensor without gaps: as it lies, or as another does, where channels are last on a device that takes them so.
+    """A tensor without gaps in memory. On a GPU channels are last where they are last in the tensor, or in `like`.
 
-    On a CPU channels come first: there ATen takes longer for others, and mixes some up (operations/moments.py).
+    On a CPU channels come first: with channels last ATen takes longer there, and gets some results wrong
+    (operations/moments.py).
     """
     last = None if tensor.is_cpu else CHANNELS_LAST.get(tensor.dim())
     lies = tensor if like is None else like
@@ -79,7 +80,7 @@ def dense(tensor: Tensor, like: Tensor | None = None) -> Tensor:
 
 
 def fills(tensor: Tensor) -> bool:
-    """Whether elements lie one behind the other, in whatever order of the dimensions."""
+    """Whether the elements lie one behind the other in memory, whatever the order of the dimensions."""
     last = CHANNELS_LAST.get(tensor.dim())
     if tensor.is_contiguous() or (last is not None and tensor.is_contiguous(memory_format=last)):
         return True
@@ -93,12 +94,12 @@ def fills(tensor: Tensor) -> bool:
 
 
 def flat_as(tensor: Tensor, last: bool) -> Tensor:
-    """Elements of a tensor one behind the other; `last`: channels last where it has two dimensions behind them."""
+    """The elements of a tensor as a flat one; with `last`, images and volumes are read with channels last."""
     return (tensor.movedim(1, -1) if last and tensor.dim() in CHANNELS_LAST else tensor).reshape(-1)
 
 
 def unflat_as(flat: Tensor, shape: Sequence[int], last: bool) -> Tensor:
-    """A tensor of this shape of elements that lie so."""
+    """The opposite of `flat_as`: a view of flat elements as a tensor of this shape."""
     if not last or len(shape) not in CHANNELS_LAST:
         return flat.view(tuple(shape))
     n, channels, *rows = shape
@@ -106,7 +107,8 @@ def unflat_as(flat: Tensor, shape: Sequence[int], last: bool) -> Tensor:
 
 
 def way_of(move: Move, here: RowHere) -> Moving:
-    """A conversion on this rank, with boxes, splits and groups made once; of any type."""
+    """The function that does a conversion on this rank, for tensors of any type; boxes, splits and groups are made
+    once."""
     over, step = move.over, move.step
     way, kind = _way(move, here)
     memory = CHANNELS_LAST if move.kind.endswith(("_rim", "_parts")) else {}
@@ -130,7 +132,8 @@ def way_of(move: Move, here: RowHere) -> Moving:
 
 
 def _way(move: Move, here: RowHere) -> tuple[Moving, str]:
-    """The conversion, and what of a transport it is; "" where it names its errors itself, or sends nothing."""
+    """The conversion's function, and the transport's collective that it calls, for errors; "" where the function names
+    its errors itself, or sends nothing."""
     kind, over, src, dst, step, _ = move
     if kind in ("exchange", "exchange_add") and cast(Any, here.layer).is_still(move):
         return lambda tensor: placed(tensor, here.held(src), here.held(dst)), ""
@@ -162,16 +165,16 @@ def _way(move: Move, here: RowHere) -> tuple[Moving, str]:
 
 
 def slices(outer: Box, inner: Box) -> Slices:
-    """Where a box stands in a piece that stands at `outer`."""
+    """A box as slices of the piece that stands at `outer`."""
     return tuple([slice(lo - start, max(hi, lo) - start) for (start, _), (lo, hi) in zip(outer, inner, strict=True)])
 
 
 class Packing:
-    """Boxes of a piece, one behind the other, flat.
+    """Packs boxes of a piece into one flat tensor, one behind the other, and unpacks them.
 
     Args:
         outer: where the piece stands; `boxes`: one for each rank of a group.
-        last: with channels last.
+        last: whether elements are packed with channels last.
     """
 
     def __init__(self, outer: Box, boxes: Sequence[Box], layer: Any, *, last: bool = False) -> None:
@@ -189,7 +192,7 @@ class Packing:
         return torch.cat(parts) if len(parts) > 1 else parts[0].contiguous() if parts else tensor.new_empty(0)
 
     def unpack(self, elements: Tensor, tensor: Tensor) -> None:
-        """To their places in a piece."""
+        """Copy flat elements to their boxes' places in a piece."""
         at = 0
         for where, n, shape in self.parts:
             tensor[where].copy_(elements.narrow(0, at, n).view(shape))
@@ -197,7 +200,7 @@ class Packing:
 
 
 def _exchanging(move: Move, here: RowHere) -> Moving:
-    """What each rank needs and does not own comes from the rank of the group that owns it."""
+    """The function by which each rank gets what it needs and doesn't own from the rank of the group that owns it."""
     kind, over, src, dst, *_ = move
     sends, receives = missing(src, dst, over, here)
     whole, need, frame = here.frame(dst), here.held(dst), here.frame(src)
@@ -222,7 +225,8 @@ def _exchanging(move: Move, here: RowHere) -> Moving:
 
 
 def _with_rim(move: Move, here: RowHere) -> Moving:
-    """What each rank needs and does not own stays as it arrives, box behind box, beside what it owns."""
+    """The function by which each rank gets what it needs and doesn't own, and keeps it as it arrives, box behind box,
+    beside its own block."""
     (sends, receives), own = missing(move.src, move.dst, move.over, here), here.held(move.src)
     around = RimPlaces(here.held(move.dst), own, receives)
     given = Packing(own, sends, here.layer, last=around.last)
@@ -232,7 +236,8 @@ def _with_rim(move: Move, here: RowHere) -> Moving:
 
 
 def _scattering(move: Move, here: RowHere) -> Moving:
-    """The rank's part of a sum of what lies in parts; zeros of a rank that computes nothing come as a tensor."""
+    """The function by which each rank gets its part of a sum. Addends lie in parts, flat; the zeros of a rank that
+    computes nothing come as a tensor in its shape."""
     shape, group, transport = here.shape(move.dst), here.group(move.over), here.place.transport
     count = len(group.ranks)
     splits = [math.prod(shape)] * count
@@ -245,7 +250,7 @@ def _scattering(move: Move, here: RowHere) -> Moving:
 
 
 def placed(value: Tensor, held: Box, kept: Box) -> Tensor:
-    """What a rank keeps of what it holds; zeros where it holds nothing."""
+    """The box that a rank keeps, cut from what it holds; zeros where it holds nothing."""
     mine = common(held, kept)
     if mine == kept:
         return within(value, held, kept)
@@ -259,22 +264,24 @@ class Cell(NamedTuple):
     """A box of which several ranks have addends.
 
     Attributes:
-        at: where it stands.
-        addends: in rank order, the number of a rank and where the box stands in what comes from it; None for one's own.
+        at: where the box stands in what this rank keeps.
+        addends: in rank order, a rank's number in the group and where the box stands in what comes from that rank; the
+            number is None for this rank itself.
     """
 
     at: Slices
     addends: tuple[tuple[int | None, Slices], ...]
 
 
-MOST_CELLS = 4  # with more than two addends: each takes a launch an addend
+MOST_CELLS = 4  # at most so many cells of more than two addends: each addend of a cell is a launch
 
 
 def cells_of(kept: Box, boxes: Sequence[Box | None]) -> list[Cell]:
-    """Of what a rank keeps the parts of which others have addends, too.
+    """The boxes of what a rank keeps to which others have addends, too.
 
     Args:
-        boxes: in rank order what each has addends of; None for the rank itself, which has of all.
+        boxes: in rank order, the box to which each rank has addends; None for this rank itself, which has one to all
+            that it keeps.
     """
     come = [box for box in boxes if box is not None and all(hi > lo for lo, hi in box)]
     cuts = [sorted({*side, *(v for box in come for v in box[d])}) for d, side in enumerate(kept)]
@@ -292,9 +299,9 @@ def cells_of(kept: Box, boxes: Sequence[Box | None]) -> list[Cell]:
 
 
 def add_up(into: Tensor, addends: Sequence[Tensor], wide: torch.dtype) -> None:
-    """Their sum in this order, in a wide type, rounded once; `into` is one of them."""
+    """Write into `into`, which is one of the addends, their sum: added in this order in a wide type, rounded once."""
     first, *others = addends
-    if len(others) == 1:  # which any order adds alike, and ATen in a wide type
+    if len(others) == 1:  # the order of two doesn't matter, and ATen adds them in a wide type
         into.add_(others[0] if first is into else first)
         return
     total = first.to(wide, copy=True)
@@ -304,7 +311,7 @@ def add_up(into: Tensor, addends: Sequence[Tensor], wide: torch.dtype) -> None:
 
 
 def _adding(move: Move, here: RowHere) -> Moving:
-    """Parts that overlap, added where they are stored: in rank order, in a wide type, rounded once."""
+    """The function that adds overlapping parts where they are stored: in rank order, in a wide type, rounded once."""
     stand, me, src, dst = here.layer, here.place.me, move.src, move.dst
     held, kept, peers = here.held(src), here.held(dst), here.members(move.over)
     nothing = tuple((0, 0) for _ in held)
@@ -326,7 +333,7 @@ def _adding(move: Move, here: RowHere) -> Moving:
 
     def way(tensor: Tensor) -> Tensor:
         got, wide = transport.exchange(given.packed(tensor), (given.sizes, sizes), group), wide_type(tensor.dtype)
-        if whole is not None:  # only what others have addends of is gone over twice
+        if whole is not None:  # only the cells, to which others have addends, are written twice
             out = empty_as(tensor, shape).copy_(tensor[whole])
             come = [t.view(part) if t.numel() else t for t, part in zip(got.split(sizes), parts_of, strict=True)]
             for cell in cells:

@@ -1,7 +1,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportIncompatibleMethodOverride=false, reportPrivateUsage=false, reportPrivateImportUsage=false
 # (what torch leaves untyped or private, and calls by another signature than it declares)
-"""A network's parameters and buffers as whole tensors: what they begin with, loaded, given, and shared."""
+"""A network's parameters and buffers as whole tensors: initialised, loaded, given, and shared."""
 
 from __future__ import annotations
 
@@ -22,27 +22,28 @@ from .envelope import sampled
 from .net import gathered
 from .splits import block_of
 
-DRAWN = "convgen"  # where the metadata of a state dict has the seed and the step of what is drawn
+DRAWN = "convgen"  # the key in a state dict's metadata of the seed and the step of random draws
 
 
 def as_pairs(tensor: Tensor) -> Tensor:
-    """A complex tensor with a last dimension of real and imaginary part."""
+    """A complex tensor as a real one, with a last dimension of real and imaginary part."""
     return torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor
 
 
 class WholeState(Entered):
     """A network's module, as far as its state is whole."""
 
-    _pairs: ClassVar[tuple[str, ...]] = ()  # complex in the source: here with a last dimension of both parts
+    _pairs: ClassVar[tuple[str, ...]] = ()  # tensors that are complex in the source and pairs of real numbers here
     _constants: ClassVar[Mapping[str, Tensor]] = {}
-    _buffered: dict[str, str]  # by name how they begin, as of `_learnt`
+    _buffered: dict[str, str]  # by buffer, how it begins; as `_learnt` has for parameters
 
     def _as_known(self, name: str, block: Tensor, parameters: str) -> Tensor:
         raise NotImplementedError
 
     @torch.no_grad()
     def reset_parameters(self, seed: int = 0) -> None:
-        """This rank's blocks of what torch draws for each kind of layer, from a seed a parameter."""
+        """Fill this rank's blocks with what torch draws for each kind of layer; each parameter has a seed of its
+        own."""
         for number, (name, how) in enumerate(self._learnt.items()):
             self._fill(name, initial(how, self._net.stored[name].extents, seed, number))
         for name, how in self._buffered.items():
@@ -60,8 +61,8 @@ class WholeState(Entered):
 
     @torch.no_grad()
     def load_full(self, state: Mapping[str, Tensor]) -> None:
-        """This rank's blocks of a whole state dict of the source; and the seed and step of what is drawn at random, of
-        one of `full_state_dict`.
+        """Take this rank's blocks of a whole state dict of the source; of one that `full_state_dict` gave, also the
+        seed and the step of random draws.
 
         Raises:
             KeyError: a name is missing, or not the network's.
@@ -87,12 +88,12 @@ class WholeState(Entered):
         for name in self._seeds:
             if "seed" in drawn:
                 self._fill(name, torch.tensor([drawn["seed"], drawn["step"]]))
-            elif name in state:  # of `state_dict`
+            elif name in state:  # as in `state_dict`
                 self._fill(name, local(state[name]))
 
     def take_from(self, other: Any) -> None:
-        """Have another network's parameters and buffers, those of the same names, in the place of one's own: the same
-        tensors, in the same memory, whose gradients come from both. Every rank calls it.
+        """Use another network's parameters and buffers in the place of those of the same names here: the same tensors,
+        in the same memory, whose gradients come from both networks. Every rank calls it.
 
         Args:
             other: a network on the same mesh, of this package or of another.
@@ -141,7 +142,8 @@ class WholeState(Entered):
         return [n for n, how in self._buffered.items() if how == "seed"]
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
-        """As any module does; of whole tensors, as of the source's state dict, this rank's blocks are taken."""
+        """Load a state dict as any module does; where it has whole tensors, as the source's has, take this rank's
+        blocks."""
         here, all_known = self._net.here(self._mesh), self._known
         for name in (*self._owners, *self._aliases):
             own, key = self._aliases.get(name, name), f"{prefix}{name}"
@@ -153,7 +155,7 @@ class WholeState(Entered):
                     block = block.to(self._net.device, copy=True, memory_format=torch.contiguous_format)
                     state_dict[key] = self._as_known(own, block, "blocks" if isinstance(known, Block) else "dtensors")
             elif given is None and name in self._seeds:
-                state_dict[key] = known.detach()  # the source has none
+                state_dict[key] = known.detach()  # the source's state dict lacks it
         super()._load_from_state_dict(state_dict, prefix, *others)
 
     @torch.no_grad()
@@ -174,7 +176,8 @@ class WholeState(Entered):
 
 
 def initial(how: str, shape: tuple[int, ...], seed: int, number: int) -> Tensor:
-    """What torch fills a parameter with: ones, zeros, fill:0.25, normal, kaiming_uniform:FAN_IN, uniform:FAN_IN."""
+    """A tensor filled as torch fills a parameter: ones, zeros, fill:0.25, normal, kaiming_uniform:FAN_IN or
+    uniform:FAN_IN."""
     kind, _, value = how.partition(":")
     generator = torch.Generator("cpu").manual_seed(seed * 1_000_003 + number)
     whole = torch.empty(shape, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Families of local kernels: each file is one whole, and here it is put in its place.
+"""Families of local kernels: each file is a whole family; this one puts them in order.
 
 A new family is a file here, its template in templates/kernels, and a word in one of the two rows below.
 """
@@ -18,7 +18,8 @@ from convgen.spec.target import Target
 
 
 class Family(Protocol):
-    """A file of this folder: which problems it can, its configurations, the default one first, and its template."""
+    """A file of this folder: which problems the family can do, its configurations, the default first, and its
+    template."""
 
     @property
     def NAME(self) -> str: ...
@@ -67,7 +68,7 @@ _CPU = {made.NAME: made for made in CPU_FAMILIES}
 
 
 def families(target: Target) -> tuple[Family, ...]:
-    """What there is for a target, in the order of preference of an untuned problem."""
+    """A target's families, in the order of preference of an untuned problem."""
     return CPU_FAMILIES if target.is_cpu else FAMILIES
 
 
@@ -82,5 +83,5 @@ def of_gpu(config: Config) -> GpuFamily:
 
 
 def of_cpu(config: Config) -> CpuFamily:
-    """The same of a CPU's."""
+    """The family that a configuration of a CPU's kernel names."""
     return _CPU[config.family]

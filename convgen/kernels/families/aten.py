@@ -34,7 +34,7 @@ def refusal(problem: Problem, target: Target) -> str | None:
 
 
 def configs(problem: Problem, target: Target) -> Iterator[Config]:
-    """As the layer stores its tensors, and in the other memory format, copies included."""
+    """Configurations worth a try: the layer's own memory format, and the other one with the copies that it takes."""
     yield default(problem, target)
     if len(problem.dims) > 1:
         yield Config(NAME, (("last", 1 - problem.channels_last),), warps=0, stages=0)
@@ -45,7 +45,7 @@ def default(problem: Problem, target: Target) -> Config:
 
 
 def conditions(problem: Problem) -> list[str]:
-    """What it asks of extents: y reads a row of x."""
+    """The conditions on extents: y reads a row of x."""
     found: list[str] = []
     for i, d in enumerate(problem.dims):
         above = f"(s.y[{i}] - 1) * {d.stride} + {d.dilation * (d.kernel - 1) + 1} - s.below[{i}] - s.x[{i}]"

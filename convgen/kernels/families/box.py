@@ -39,9 +39,9 @@ NAME = "box"
 TEMPLATE = "box.py.jinja"
 NEEDS = ("boxes",)
 SINGLE_CHANNELS = False
-MOST_BOXES = 3  # around a block of rows
-ALIKE = 1.05  # estimates that differ by less say nothing
-HELD = 96  # numbers a thread, of float32's sums and of rows in two parts: with more, registers spill
+MOST_BOXES = 3  # the most boxes around a block of rows
+ALIKE = 1.05  # estimates within this factor of each other say nothing
+HELD = 96  # numbers that a thread holds, of float32's sums and of rows in two parts: with more, registers spill
 
 
 def refusal(problem: Problem, target: Target) -> str | None:
@@ -87,7 +87,7 @@ def _by_sample(problem: Problem) -> bool:
 
 
 def tiles(problem: Problem, pixels: int) -> list[dict[str, int]]:
-    """Boxes of so many pixels, those that waste least first."""
+    """The boxes of so many pixels, the least wasteful first."""
     rows = box_rows(problem)
     powers = [1 << i for i in range(pixels.bit_length())]
     found: list[tuple[float, bool, dict[str, int]]] = []
@@ -102,12 +102,12 @@ def tiles(problem: Problem, pixels: int) -> list[dict[str, int]]:
         # another is brought to registers once (Triton 3.6 and 3.7).
         single = problem.phase == "backward_filter" and pixels in (samples, *shape)
         found.append((covered * samples, single, dict(zip(names, (samples, *shape), strict=True))))
-    found.sort(key=lambda one: (*one[:2], one[2]["TN"]))  # of a sample's rows, taps read some again
+    found.sort(key=lambda one: (*one[:2], one[2]["TN"]))  # fewer samples first: taps read their rows again
     return [tile for *_, tile in found]
 
 
 def _rim_steps(problem: Problem, shape: Sequence[int]) -> float:
-    """Times the steps that there are without a rim; it is taken to lie along the first dimension.
+    """The factor by which a rim adds steps; the rim is taken to lie along the first dimension.
 
     A box of one row reads each tap's row from one block. One of more rows has steps for its own block and, at the edge,
     for the taps that reach a box of the rim.
@@ -119,7 +119,7 @@ def _rim_steps(problem: Problem, shape: Sequence[int]) -> float:
 
 
 def box_rows(problem: Problem) -> list[int]:
-    """Rows that boxes are cut from: y's, or in backward-data x's of one output phase."""
+    """The rows that boxes are cut from: y's, or in backward-data x's rows of one output phase."""
     if problem.phase == "backward_data":
         return [ceil_div(d.x, d.stride) for d in problem.dims]
     return [d.y for d in problem.dims]
@@ -151,15 +151,15 @@ def configs(problem: Problem, target: Target) -> Iterator[Config]:
 
 
 def deepest(problem: Problem) -> int:
-    """Channels of a step at most: those of a row's pair are behind them in memory, so they have to come out even."""
+    """The most channels of a step: the channels of a row's pair follow in memory, so steps must divide them evenly."""
     if problem.phase != "backward_data" and is_paired(problem.dims[-1]):
         return min(128, problem.channels & -problem.channels)
     return 128
 
 
 def splits(problem: Problem, target: Target, config: Config) -> list[int]:
-    """Counts of pieces of a filter gradient that give a half, one or two waves of programs; where a wave has few pieces
-    and is seldom whole, six waves, too."""
+    """The numbers of pieces of a filter gradient that give a half, one or two waves of programs; also six waves, where
+    a wave has few pieces and is seldom full."""
     programs, most = filter_programs(problem, config), max(1, count_boxes(problem, config.tile) // 4)
     whole = (1, 2, 6) if 8 * programs > target.processors else (1, 2)
     waves = (target.processors // 2, *(n * target.processors for n in whole))
@@ -180,7 +180,7 @@ def _fits(problem: Problem, config: Config, target: Target) -> bool:
 
 
 def _cuts(problem: Problem, target: Target, tile: Mapping[str, int], columns: int) -> list[int]:
-    """Counts of programs that may share a tile's steps: more than one where tiles don't fill the device."""
+    """The numbers of programs that may share a tile's steps: more than one where tiles don't fill the device."""
     made, _ = _sides(problem)
     parts = problem.y_parts if problem.phase == "forward" else problem.x_parts
     tiles_there = count_boxes(problem, tile) * ceil_div(made, columns) * parts
@@ -196,14 +196,14 @@ def count_boxes(problem: Problem, tile: Mapping[str, int]) -> int:
 
 
 def default(problem: Problem, target: Target) -> Config:
-    """What an untuned problem gets: of sizes that spill nowhere, the one with the least estimated time."""
+    """The configuration of an untuned problem: of the sizes that don't spill, the one with the least estimated time."""
     return least(problem, target, sizes(problem, target), work)
 
 
 def least(problem: Problem, target: Target, found: Iterable[Config], work: Callable[[Problem, Config], Work]) -> Config:
-    """Of configurations with the least estimated time, give or take ALIKE, the one whose steps take least.
+    """The configuration whose steps take least, of those whose estimated time is within ALIKE of the least.
 
-    Of those alike in that too, those that leave a thread registers; and the estimate.
+    Among equals, one that leaves a thread registers; then the one with the least estimate.
     """
     device, configs = data_sheet(target, problem.dtype), list(found)
     works = [work(problem, c) for c in configs]
@@ -219,9 +219,9 @@ def least(problem: Problem, target: Target, found: Iterable[Config], work: Calla
 
 
 def sizes(problem: Problem, target: Target) -> Iterator[Config]:
-    """What a default is chosen from."""
+    """The configurations that a default is chosen from."""
     half, filter_gradient = problem.element_bytes == 2, problem.phase == "backward_filter"
-    depth, most = (64, 128) if half else (32, 64 if problem.dtype == "float32" else 128)  # sums a thread
+    depth, most = (64, 128) if half else (32, 64 if problem.dtype == "float32" else 128)  # `most`: a thread's sums
     made, summed = (problem.channels, 0) if filter_gradient else _sides(problem)
     if not filter_gradient:
         depth = clamp(summed, 16, min(deepest(problem), depth))
@@ -237,7 +237,7 @@ def sizes(problem: Problem, target: Target) -> Iterator[Config]:
             continue
         merged = half and problem.y_parts > 1 and has_part(problem, "y")
         if filter_gradient and rows <= clamp(problem.filters, 64 if widest <= 32 or merged else 16, 256):
-            # Of few channels a step has little to multiply: more pixels share what it takes to begin one.
+            # With few channels a step multiplies little: more pixels share the cost of beginning one.
             for pixels in (depth, 2 * depth) if half and columns <= 32 else (depth,):
                 one = _config(problem, _fitting(problem, pixels), rows, columns, warps, stages)
                 if _fits(problem, one, target):
@@ -248,7 +248,7 @@ def sizes(problem: Problem, target: Target) -> Iterator[Config]:
                 yield _config(problem, tile, columns, depth, warps, stages, split)
 
 
-@lru_cache(256)  # of few numbers of pixels a default asks many times
+@lru_cache(256)  # a default asks for a few numbers of pixels many times
 def _fitting(problem: Problem, pixels: int) -> Mapping[str, int]:
     """The box of so many pixels that wastes least; with fewer pixels, the rest lies outside of the tensor."""
     fitting = tiles(problem, pixels)
@@ -257,7 +257,7 @@ def _fitting(problem: Problem, pixels: int) -> Mapping[str, int]:
 
 
 def _sides(problem: Problem) -> tuple[int, int]:
-    """Channels that are made, and that are summed."""
+    """The numbers of channels that are made and that are summed."""
     pair = (problem.filters, problem.channels)
     return pair if problem.phase == "forward" else (pair[1], pair[0])
 
@@ -270,7 +270,7 @@ def _config(
 
 
 def conditions(problem: Problem) -> list[str]:
-    """What it asks of extents: whole blocks of a stride's rows, one that is read among them; no more boxes of a rim."""
+    """The conditions on extents: whole blocks of a stride's rows, of which one is read; no more boxes of a rim."""
     found = [f"len(rim.places) <= {problem.rim}"] if problem.rim is not None else []
     for i, d in enumerate(problem.dims if problem.phase != "backward_data" else ()):
         found += [f"s.x[{i}] % {d.stride} == 0"] if d.stride > 1 else []
@@ -283,7 +283,7 @@ def words(problem: Problem) -> type[Words]:
 
 
 def work(problem: Problem, config: Config) -> Work:
-    """What a launch does: boxes cover samples and rows."""
+    """The work of a launch: boxes cover samples and rows."""
     tile = config.tile
     pixels, boxes = tile_pixels(problem, config), count_boxes(problem, tile)
     if problem.phase != "backward_filter":

@@ -43,12 +43,12 @@ def configs(problem: Problem, target: Target) -> Iterator[Config]:
 
 
 def default(problem: Problem, target: Target) -> Config:
-    """What an untuned problem gets."""
+    """The configuration of an untuned problem."""
     return replace(box.default(_converted(problem), target), family=NAME)
 
 
 def conditions(problem: Problem) -> list[str]:
-    """What it asks of extents: what boxes ask."""
+    """The conditions on extents: those of boxes."""
     return box.conditions(_converted(problem))
 
 
@@ -57,12 +57,12 @@ def words(problem: Problem) -> type[Words]:
 
 
 def _turned(problem: Problem) -> list[str]:
-    """Of x, w and y what the phase reads and has to be converted: w of one tap lies as it should."""
+    """The tensors among x, w and y that the phase reads and must convert; a w of one tap lies as it should."""
     return [t for t in READS[problem.phase] if t != "w" or problem.taps > 1]
 
 
 def work(problem: Problem, config: Config) -> Work:
-    """What the launch of products does; what it reads is read and written once before."""
+    """The work of the launch of products; the operands are also read and written once before."""
     p, inner = problem, _converted(problem)
     parts = {"x": p.x_parts, "w": p.x_parts * p.y_parts, "y": p.y_parts}
     elements = sum(p.elements[t] * parts[t] for t in _turned(p))
@@ -70,7 +70,7 @@ def work(problem: Problem, config: Config) -> Work:
 
 
 class ConvertedWords(ArrangedWords):
-    """What is converted, as matrices of channels and pixels, of which there are so many."""
+    """Words for what is converted: batches of matrices of channels and pixels."""
 
     @property
     def inner(self) -> Problem:
@@ -93,7 +93,8 @@ class ConvertedWords(ArrangedWords):
         return ", ".join([*words, "s", *rim])
 
     def matrices(self) -> list[str]:
-        """Of each: from, to, matrices, rows, columns; an empty one is none."""
+        """For each operand that is converted: from, to, number of matrices, rows, columns; empty operands are left
+        out."""
         p, lines = self.problem, list[str]()
         for tensor in _turned(p):
             if tensor == "w":

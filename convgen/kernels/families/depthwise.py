@@ -53,7 +53,7 @@ def _splits(problem: Problem, target: Target, pixels: int, others: int) -> list[
 
 
 def default(problem: Problem, target: Target) -> Config:
-    """What an untuned problem gets: a tile as wide as memory is contiguous."""
+    """The configuration of an untuned problem: a tile as wide as memory is contiguous."""
     if problem.channels_last:
         others = clamp(_across(problem), 1, 64)
         pixels = clamp(problem.pixels, 16, max(16, 2048 // others))
@@ -64,7 +64,7 @@ def default(problem: Problem, target: Target) -> Config:
 
 
 def conditions(problem: Problem) -> list[str]:
-    """What it asks of extents: nothing."""
+    """The conditions on extents: none."""
     return []
 
 
@@ -73,7 +73,7 @@ def words(problem: Problem) -> type[Words]:
 
 
 def work(problem: Problem, config: Config) -> Work:
-    """What a launch does: products of single numbers."""
+    """The work of a launch: products of single numbers."""
     tile = config.tile
     across, product = ceil_div(_across(problem), tile["BG"]), (tile["BP"], tile["BG"], 1)
     if problem.phase == "backward_filter":
@@ -87,7 +87,7 @@ class DepthwiseWords(Words):
     """A channel a group: vectors of groups or filters instead of tiles of a group's channels."""
 
     def single(self, tensor: str, coordinate: str) -> str:
-        """From a pixel's start to a group of x, or a filter of y."""
+        """The distance from a pixel's start to a group of x, or to a filter of y."""
         text = self._rows_together(tensor).text(c=coordinate)
         return text if text.isidentifier() else f"({text})"
 

@@ -23,7 +23,7 @@ from convgen.spec.target import Target
 NAME = "gemm"
 TEMPLATE = "gemm.py.jinja"
 NEEDS = ()
-HELD = 160  # numbers of a thread that kernels for sm_90 hold without a spill: its sums, and what stands before them
+HELD = 160  # numbers that a thread of kernels for sm_90 holds without a spill: its sums, and the prologue's
 SINGLE_CHANNELS = False
 
 
@@ -44,17 +44,17 @@ def configs(problem: Problem, target: Target) -> Iterator[Config]:
 
 
 def default(problem: Problem, target: Target) -> Config:
-    """What an untuned problem gets."""
+    """The configuration of an untuned problem."""
     config = pointer.default(problem, target)
     if problem.element_bytes == 2 and target.arch == 90:
         device = data_sheet(target, problem.dtype)
         return min(_sizes(problem, target), key=lambda c: estimated_s(problem, c, work(problem, c), target, device))
     if problem.channels_last or problem.phase == "backward_filter":
         config = replace(config, family=NAME)
-        # With float32's three products a small tile of pixels has more to hold where it is spread over more threads.
+        # With float32's three products a small tile of pixels takes more registers when more threads share it.
         small = config.tile.get("BF", 0) * config.tile.get("BC", 0) <= 2048 and problem.phase == "backward_filter"
         return replace(config, warps=4) if small else config
-    # Tiles end with a sample: as few pixels of a tile as possible are none.
+    # Tiles end with a sample: as few of a tile's pixels as possible lie beyond it.
     rows = prod(d.y for d in problem.dims)
     pixels = min((64, 128), key=lambda n: (ceil_div(rows, n) * n, -n)) if problem.element_bytes < 8 else 32
     tile = config.tile | {"BP": min(pixels, clamp(rows, 16, 128))}
@@ -63,11 +63,11 @@ def default(problem: Problem, target: Target) -> Config:
 
 
 def _sizes(problem: Problem, target: Target) -> Iterator[Config]:
-    """What a default is chosen from: sizes that spill nowhere."""
+    """The configurations that a default is chosen from: sizes that don't spill."""
     names = {"forward": ("BP", "BF", "BC"), "backward_data": ("BP", "BC", "BF"), "backward_filter": ("BF", "BC", "BP")}
     extents = {"BP": problem.pixels, "BF": problem.filters, "BC": problem.channels}
     rows, columns, summed = (extents[n] for n in names[problem.phase])
-    most = 64 if any(step.operands for step in problem.epilogue) else 128  # of a thread: those operands need registers
+    most = 64 if any(step.operands for step in problem.epilogue) else 128  # a thread's sums: operands need registers
     for m, n, warps, stages in product((64, 128), (16, 32, 64, 128, 256), (4, 8), (3, 4)):
         depth = clamp(summed, 16, 64)
         threads = warps * target.warp
@@ -81,7 +81,7 @@ def _sizes(problem: Problem, target: Target) -> Iterator[Config]:
 
 
 def conditions(problem: Problem) -> list[str]:
-    """What it asks of extents: rows of y are those of x."""
+    """The conditions on extents: rows of y are those of x."""
     return ["s.x == s.y", "not any(s.below)"]
 
 
@@ -90,7 +90,7 @@ def words(problem: Problem) -> type[Words]:
 
 
 def work(problem: Problem, config: Config) -> Work:
-    """What a launch does; where channels are not last, tiles end with a sample."""
+    """The work of a launch; where channels are not last, tiles end with a sample."""
     pixels = config.tile["BP"]
     if problem.channels_last or problem.phase == "backward_filter":
         tiles = ceil_div(problem.pixels, pixels)
@@ -108,7 +108,8 @@ class GemmWords(Words):
     """One tap on every pixel: rows are numbered through, a sample has P of them."""
 
     def gemm_element(self, tensor: str) -> str:
-        """From an activation's start to a tile: pixels m of sample n, or of all samples where channels are last."""
+        """The distance from an activation's start to a tile: pixels m of sample n, or of all samples where channels are
+        last."""
         v = CHANNEL[tensor]
         parts = [("part", "PARTS")] if self.parts(tensor) > 1 else []
         if self.last:

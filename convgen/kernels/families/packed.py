@@ -18,7 +18,7 @@ NAME = "packed"
 TEMPLATE = "packed_{phase}.py.jinja"
 NEEDS = ()
 SINGLE_CHANNELS = False
-MOST_CHANNELS = 15  # of 16 on, a step of one tap is full
+MOST_CHANNELS = 15  # from 16 channels on, a step of one tap is full
 
 
 def refusal(problem: Problem, target: Target) -> str | None:
@@ -56,7 +56,7 @@ def _splits(problem: Problem, target: Target, filters: int, columns: int, depth:
 
 
 def default(problem: Problem, target: Target) -> Config:
-    """What an untuned problem gets."""
+    """The configuration of an untuned problem."""
     summed, stages = problem.channels * problem.taps, 3 if target.kind == "cuda" else 2
     if problem.element_bytes == 8:
         filters, depth, pixels = 16, 16, 32
@@ -70,7 +70,7 @@ def default(problem: Problem, target: Target) -> Config:
 
 
 def conditions(problem: Problem) -> list[str]:
-    """What it asks of extents: nothing."""
+    """The conditions on extents: none."""
     return []
 
 
@@ -79,7 +79,7 @@ def words(problem: Problem) -> type[Words]:
 
 
 def work(problem: Problem, config: Config) -> Work:
-    """What a launch does: taps and channels are one index."""
+    """The work of a launch: taps and channels are one index."""
     tile, packed = config.tile, problem.channels * problem.taps
     filters, columns = ceil_div(problem.filters, tile["BF"]), ceil_div(packed, tile["BK"])
     if problem.phase == "backward_filter":
@@ -107,7 +107,7 @@ class PackedWords(Words):
 
     @property
     def flat_element(self) -> str:
-        """Where x's element of a pixel and such an index lies."""
+        """The address of x's element of a pixel and an index over taps and channels."""
         rows = {d.x: d.x for d in self.dims}
         start = self.activation("x").text(n="sample", **rows)
         channel = self.activation("x").text(c="c")

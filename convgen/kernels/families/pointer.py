@@ -52,7 +52,7 @@ def configs(problem: Problem, target: Target) -> Iterator[Config]:
 
 
 def splits(problem: Problem, target: Target, filters: int, channels: int, depth: int) -> list[int]:
-    """Counts of pieces that give one or two waves of programs; powers of two have no privilege."""
+    """The numbers of pieces that give one or two waves of programs; they needn't be powers of two."""
     programs = (
         (ceil_div(problem.filters, filters) * problem.y_parts * ceil_div(problem.channels, channels) * problem.x_parts)
         * problem.taps
@@ -64,7 +64,7 @@ def splits(problem: Problem, target: Target, filters: int, channels: int, depth:
 
 
 def default(problem: Problem, target: Target) -> Config:
-    """What an untuned problem gets: enough programs to fill the device, no more registers than there are."""
+    """The configuration of an untuned problem: enough programs to fill the device, no more registers than there are."""
     half = problem.element_bytes == 2
     depth = 64 if half and (problem.channels_last or problem.phase == "backward_filter") else 32
     if problem.element_bytes == 8:
@@ -100,7 +100,7 @@ def _default(problem: Problem, target: Target, *, pixels: int, most: int, depth:
 
 
 def conditions(problem: Problem) -> list[str]:
-    """What it asks of extents: nothing."""
+    """The conditions on extents: none."""
     return []
 
 
@@ -111,7 +111,7 @@ def words(problem: Problem) -> type[Words]:
 
 
 def work(problem: Problem, config: Config) -> Work:
-    """What a launch does."""
+    """The work of a launch."""
     pixels = config.tile["BP"]
     w = product_work(problem, config, pixels, ceil_div(problem.pixels, pixels))
     channels, filters = problem.channels, problem.filters

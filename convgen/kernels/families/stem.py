@@ -25,7 +25,7 @@ NAME = "stem"
 TEMPLATE = "stem.py.jinja"
 NEEDS = ("boxes",)
 SINGLE_CHANNELS = False
-MOST_CHANNELS = 128  # of a block
+MOST_CHANNELS = 128  # the most channels of a block
 
 
 def refusal(problem: Problem, target: Target) -> str | None:
@@ -55,7 +55,7 @@ def _block_dim(d: LocalDim) -> LocalDim:
 
 
 def block_channels(problem: Problem) -> int:
-    """Of a block, up to a multiple of 16 bytes."""
+    """The channels of a block, rounded up to a multiple of 16 bytes."""
     vector = 16 // problem.element_bytes
     return ceil_div(problem.channels * prod(d.stride for d in problem.dims), vector) * vector
 
@@ -70,13 +70,13 @@ def configs(problem: Problem, target: Target) -> Iterator[Config]:
 
 
 def default(problem: Problem, target: Target) -> Config:
-    """What an untuned problem gets: of the sizes of boxes, the one of the least estimated time."""
+    """The configuration of an untuned problem: of the sizes of boxes, the one of the least estimated time."""
     inner = blocks(problem)
     return box.least(inner, target, map(_of_box, box.sizes(inner, target)), lambda _, c: work(problem, c))
 
 
 def conditions(problem: Problem) -> list[str]:
-    """What it asks of extents: nothing."""
+    """The conditions on extents: none."""
     return []
 
 
@@ -85,7 +85,7 @@ def words(problem: Problem) -> type[Words]:
 
 
 def work(problem: Problem, config: Config) -> Work:
-    """What the launch of products does; blocks are written and read besides, and dy with its channels last."""
+    """The work of the launch of products; blocks, and dy with its channels last, are also written and read."""
     inner = blocks(problem)
     turned = not problem.channels_last and problem.phase != "forward"
     moved = 2 * (inner.elements["x"] + (inner.elements["y"] * problem.y_parts if turned else 0))
@@ -95,7 +95,7 @@ def work(problem: Problem, config: Config) -> Work:
 
 
 class StemWords(ArrangedWords):
-    """Where the element of a block lies in x, and that of a tap of blocks in w; and the other way round."""
+    """Words for where a block's element lies in x, and a tap of blocks in w; and the other way round."""
 
     sums_kept = True
 
@@ -122,7 +122,7 @@ class StemWords(ArrangedWords):
 
     @property
     def sizes(self) -> str:
-        """Of blocks, as a kernel is told: samples, rows of blocks and of y, no padding."""
+        """The sizes of blocks that a kernel gets: samples, rows of blocks and of y, no padding."""
         rows = ", ".join(
             f"s.y[{i}]" + (f" + {d.kernel - 1}" if d.kernel > 1 else "") for i, d in enumerate(self.inner.dims)
         )
@@ -134,7 +134,8 @@ class StemWords(ArrangedWords):
         return self.inner.taps
 
     def of_block(self, *, filters: bool) -> list[str]:
-        """From the number of an element of blocks, or of the filters of blocks, to that of x or w."""
+        """Lines that find the number of an element of x, or w, by that of an element of blocks, or of blocks'
+        filters."""
         lines = [f"lane, at = i % {self.block_channels}, i // {self.block_channels}"]
         lines += ["c, row = lane % C, lane // C"]
         conditions = [f"(row < {prod(d.stride for d in self.dims)})"]
@@ -149,7 +150,8 @@ class StemWords(ArrangedWords):
         return [*lines, f"inside = {' & '.join(conditions)}"]
 
     def to_block(self, *, filters: bool) -> list[str]:
-        """From the number of an element of x or w to that of the block's, and whether it has one."""
+        """Lines that find the number of an element of blocks by that of an element of x or w, and whether there is
+        one."""
         lines, lane, scale = ["c, at = i % C, i // C"] if self.last else ["at = i"], "", 1
         place, conditions = list[str](), list[str]()
         for d, local in reversed(list(zip(self.dims, self.inner.dims, strict=True))):
@@ -170,7 +172,7 @@ class StemWords(ArrangedWords):
         return [*lines, "inside = " + (" & ".join(conditions) if conditions else "i >= 0")]
 
     def element(self, tensor: str, *, rim: bool = True) -> str:
-        """Where x's element of a block, or w's, lies."""
+        """The address of a block's element of x, or of w."""
         names = [d.k if tensor == "w" else d.x for d in self.dims]
         extents = [str(d.taps) if tensor == "w" else d.x.upper() for d in self.dims]
         text = "at" if self.last else "(at * C + c)"

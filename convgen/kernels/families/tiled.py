@@ -46,13 +46,13 @@ def configs(problem: Problem, target: Target) -> Iterator[Config]:
 
 
 def default(problem: Problem, target: Target) -> Config:
-    """What an untuned problem gets: of the sizes of boxes, the one of the least estimated time."""
+    """The configuration of an untuned problem: of the sizes of boxes, the one of the least estimated time."""
     sizes = [replace(c, family=NAME) for c in box.sizes(problem, target) if _fits(c)]
     return box.least(problem, target, sizes, work)
 
 
 def conditions(problem: Problem) -> list[str]:
-    """What it asks of extents: what boxes ask."""
+    """The conditions on extents: those of boxes."""
     return box.conditions(problem)
 
 
@@ -61,7 +61,7 @@ def words(problem: Problem) -> type[Words]:
 
 
 def work(problem: Problem, config: Config) -> Work:
-    """What the launch of products does; dy is read and written once before."""
+    """The work of the launch of products; dy is also read and written once before."""
     w = box.work(problem, config)
     rows, columns = config.tile["BC"] * taps_together(problem, config), config.tile["BF"]
     tiled = box.count_boxes(problem, config.tile) * tile_pixels(problem, config) * problem.filters * problem.y_parts

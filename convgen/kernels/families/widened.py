@@ -27,17 +27,17 @@ NAME = "widened"
 TEMPLATE = "widened.py.jinja"
 NEEDS = ("boxes",)
 SINGLE_CHANNELS = False
-MOST_FILTERS = 32  # with more, a product is wide enough
+MOST_FILTERS = 32  # with more filters a product is wide enough
 LARGEST_BLOCK = 16
 
 
 def few(problem: Problem) -> int:
-    """Filters of what is made, or channels of x's gradient."""
+    """The number of filters of the result, or of channels of x's gradient."""
     return problem.channels if problem.phase == "backward_data" else problem.filters
 
 
 def block(problem: Problem) -> int:
-    """Pixels of a block: as many as make 64 filters, about."""
+    """The pixels of a block: as many as make about 64 filters."""
     return next((n for most, n in ((4, LARGEST_BLOCK), (8, 8), (16, 4)) if few(problem) <= most), 2)
 
 
@@ -86,12 +86,12 @@ def configs(problem: Problem, target: Target) -> Iterator[Config]:
 
 
 def default(problem: Problem, target: Target) -> Config:
-    """What an untuned problem gets: of the sizes of boxes, the one of the least estimated time."""
+    """The configuration of an untuned problem: of the sizes of boxes, the one of the least estimated time."""
     return box.least(problem, target, map(_of_box, box.sizes(widened(problem), target)), work)
 
 
 def conditions(problem: Problem) -> list[str]:
-    """What it asks of extents: whole blocks of the last dimension's pixels; of others what boxes ask."""
+    """The conditions on extents: whole blocks of the last dimension's pixels; in other dimensions those of boxes."""
     m = block(problem)
     return [f"s.x[-1] % {m} == s.y[-1] % {m} == 0", *box.conditions(replace(problem, dims=problem.dims[:-1]))]
 
@@ -101,7 +101,7 @@ def words(problem: Problem) -> type[Words]:
 
 
 def work(problem: Problem, config: Config) -> Work:
-    """What the launch of products does; a launch more lays out filters, or takes dw from those of blocks."""
+    """The work of the launch of products; another launch lays out filters, or takes dw from blocks' filters."""
     inner = widened(problem)
     numbers = (problem.elements["w"] + inner.elements["w"]) * problem.x_parts * problem.y_parts
     w = box.work(inner, config)
@@ -110,7 +110,7 @@ def work(problem: Problem, config: Config) -> Work:
 
 
 class WidenedWords(ArrangedWords):
-    """Where an element of the filters of blocks lies in w, and that of w's gradient in theirs."""
+    """Words for where an element of blocks' filters lies in w, and where an element of w's gradient lies in theirs."""
 
     sums_kept = True
 
@@ -123,7 +123,7 @@ class WidenedWords(ArrangedWords):
         return None  # blocks lie in memory as pixels do
 
     def kept_pieces(self, config: Config) -> int:
-        """Pieces of a filter gradient that the launch behind adds."""
+        """How many pieces of a filter gradient the launch behind adds."""
         return second_sum(self.inner, config)
 
     @property
@@ -132,7 +132,7 @@ class WidenedWords(ArrangedWords):
 
     @property
     def sizes(self) -> str:
-        """Of blocks, as a kernel is told."""
+        """The sizes of blocks that a kernel gets."""
         p, m = self.problem, self.block
         if p.phase != "backward_data":
             return f"Sizes(s.n, s.x, (*s.y[:-1], s.y[-1] // {m}), s.below, s.channels, {times('s.filters', m)}, 1)"
@@ -140,7 +140,8 @@ class WidenedWords(ArrangedWords):
         return f"Sizes(s.n, s.y, (*s.x[:-1], s.x[-1] // {m}), ({below},), s.filters, {times('s.channels', m)}, 1)"
 
     def of_block(self) -> list[str]:
-        """From the number of an element of the filters of blocks to that of w's, and whether it has one."""
+        """Lines that find the number of an element of w by that of an element of blocks' filters, and whether there is
+        one."""
         p, m, last = self.problem, self.block, self.dims[-1]
         back = p.phase == "backward_data"
         summed, parts, made = ("F", p.y_parts, "C") if back else ("C", p.x_parts, "F")
@@ -165,15 +166,15 @@ class WidenedWords(ArrangedWords):
         return f"({name} * {parts})" if parts > 1 else name
 
     def _weight(self, f: str, c: str) -> str:
-        """Of all filters and channels, parts included."""
+        """The place in w of filter f and channel c among all, parts included."""
         place = f if f.isidentifier() else f"({f})"
         for d in self.dims:
             place = f"({place} * {d.taps} + {d.k})"
         return f"{place} * {self._all('C', self.problem.x_parts)} + {c}"
 
     def to_block(self) -> list[str]:
-        """From the number of an element of w to that of the filters of blocks: of the first pixel of a block; the next
-        one's lies `behind` it."""
+        """Lines that find the number of an element of blocks' filters, for the first pixel of a block, by that of an
+        element of w; the next pixel's lies `behind` it."""
         m, last, channels = self.block, self.dims[-1], self._all("C", self.problem.x_parts)
         lines = [f"c, at = i % {channels}, i // {channels}"]
         lines += [f"{d.k}, at = at % {d.taps}, at // {d.taps}" for d in reversed(self.dims)]

@@ -18,7 +18,7 @@ NAME = "arranged"
 TEMPLATE, HELPERS, RATE = "cpu_arranged.py.jinja", ("pieces", "fills"), 0.6
 MULTIPLES = (1, 4, 8, 16, 32)
 SIMD_BYTES = 64
-MOST_PADDING = 4  # times the channels that there are
+MOST_PADDING = 4  # padding makes at most so many times the channels
 
 
 def refusal(problem: Problem, target: Target) -> str | None:
@@ -77,7 +77,7 @@ def printed(problem: Problem, config: Config) -> Config:
 
 
 def work(problem: Problem, config: Config) -> CpuWork:
-    """What the calls do, and the copies around them."""
+    """The work of the calls, and of the copies around them."""
     made, tile = MAKES[problem.phase], config.tile
     channels, filters, pieces = _padded(problem, tile)
     one = called(problem, tile)
@@ -88,7 +88,7 @@ def work(problem: Problem, config: Config) -> CpuWork:
 
 
 def called(p: Problem, tile: Mapping[str, int]) -> CpuWork:
-    """What ATen does with operands of some arrangement, given to it in one call."""
+    """The work of one call of ATen with operands of some arrangement."""
     lanes, own, n = SIMD_BYTES // p.element_bytes, int(p.channels_last), p.elements
     last = tile.get("last", own)
     channels, filters, _ = _padded(p, tile)

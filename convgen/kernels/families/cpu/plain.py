@@ -34,5 +34,5 @@ def printed(problem: Problem, config: Config) -> Config:
 
 
 def work(problem: Problem, config: Config) -> CpuWork:
-    """What the call does."""
+    """The work of the call."""
     return arranged.called(problem, {})

@@ -38,7 +38,7 @@ def printed(problem: Problem, config: Config) -> Config:
 
 
 def work(problem: Problem, config: Config) -> CpuWork:
-    """What the products do, and the copies around them."""
+    """The work of the products, and of the copies around them."""
     whole = bool(config.tile["whole"])
     copied = sum(problem.elements[o] for o in ("x", "y")) if whole != problem.channels_last else 0
     return CpuWork(problem.flops, 2 if whole else 1 + problem.batch / 8, 2 * copied * problem.element_bytes)

@@ -26,7 +26,7 @@ def refusal(problem: Problem, target: Target) -> str | None:
 
 
 def configs(problem: Problem, target: Target) -> Iterator[Config]:
-    """So many samples' windows at a time."""
+    """Configurations worth a try: different numbers of samples whose windows are written at a time."""
     for samples in (1, 2, 4, 8, 16, 32, 64):
         if samples == 1 or samples <= problem.batch:
             yield Config(NAME, (("samples", samples),), warps=0, stages=0)
@@ -42,10 +42,10 @@ def printed(problem: Problem, config: Config) -> Config:
 
 
 def work(problem: Problem, config: Config) -> CpuWork:
-    """What the products do, and the windows that are written for them."""
+    """The work of the products, and of the windows that are written for them."""
     samples = config.tile["samples"]
     windows = problem.batch * problem.channels * problem.taps * prod(d.y for d in problem.dims)
     held = samples * windows // problem.batch * problem.element_bytes
-    slow = 1.0 if held < 2**20 else 1.5  # of what a core's cache holds
+    slow = 1.0 if held < 2**20 else 1.5  # slower beyond a core's cache
     copied = 3 * slow * windows + 2 * problem.elements[MAKES[problem.phase]]
     return CpuWork(problem.flops, 3 * ceil_div(problem.batch, samples), copied * problem.element_bytes)
