@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from networks_on_ranks import check, imported
+from networks_on_ranks import check, imported, package
 from sampling import cases_of
 from torch import Tensor, nn
 
@@ -16,6 +17,7 @@ from convgen.errors import InputError
 from convgen.network_compiler import compile_network
 from convgen.spec.graph_file import read_graph, write_graph
 from convgen.verify.network import check_network
+from convgen.verify.virtual import World
 
 GRIDS = ({"N": 2}, {"H": 2, "W": 2}, {"C": 2}, {"N": 2, "C": 2})
 
@@ -51,6 +53,29 @@ def test_training_leaves_them(seed: int, tmp_path: Path) -> None:
     assert found.right, found
     report = check_network(compile_network(given.graph, Grid(tuple(grid.items()))), given.constants)
     assert report.ok, report
+
+
+def test_what_was_compiled_frozen_is_refused_where_it_is_to_learn() -> None:
+    """There are no steps that make its gradient; without gradients it runs."""
+    module, x = backbone(random.Random(0))
+    frozen = next(n for n, p in module.named_parameters() if not p.requires_grad)
+    one = compile_network(imported(module, x).graph, Grid((("N", 2),)))
+
+    with package(one.package().files) as net:
+
+        def program(end: Any) -> None:
+            mesh = net.init_mesh("cpu", transport=end)
+            model = net.Network(mesh)
+            block = net.scatter("input", x, mesh)
+            model.get_parameter(frozen).requires_grad_(True)
+            with pytest.raises(RuntimeError, match=f"{frozen} requires a gradient, which no step makes"):
+                model(block)
+            with torch.no_grad():
+                model(block)
+            model.get_parameter(frozen).requires_grad_(False)
+            model(block).sum().backward()
+
+        World(2).run(program)
 
 
 def test_what_is_frozen_is_true_or_false(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ class Entered(AnySize, Known):
     _modes: ClassVar[tuple[str, ...]] = ("train", "eval")
     # By autocast's type, why a source that asks values for their types can't run under it, or "".
     _asks: ClassVar[Mapping[str, str]] = {}
+    _frozen: ClassVar[tuple[str, ...]] = ()  # the parameters that the source does not train
     _instance: str
     _copied_from: str
     _looks: int
@@ -118,6 +119,13 @@ class Entered(AnySize, Known):
             yield RuntimeError(
                 f"{scope._of} is in {modes[0]}, the network in {modes[1]}: batch norms may be, as bn.eval() has them; "
                 "the others have one mode, that of model.train() or model.eval()"
+            )
+        learns = [n for n in self._frozen if known[n].requires_grad] if torch.is_grad_enabled() else []
+        if learns:
+            yield RuntimeError(
+                f"{name}: {', '.join(learns)} {'require' if len(learns) > 1 else 'requires'} a gradient, which no step "
+                "makes: the source was frozen there when it was compiled; requires_grad_(False), or compile the source "
+                "as it learns and freeze the network's parameters"
             )
         mesh, wanted = self._mesh, self._wanted
         for n, t in known.items():

@@ -48,7 +48,6 @@ class NetworkModule(WholeState):
     _net: ClassVar[Net]
     _steps: ClassVar[Steps]
     _aliases: ClassVar[Mapping[str, str]] = {}
-    _frozen: ClassVar[tuple[str, ...]] = ()  # the parameters that the source does not train
     # Modules of the source: paths, in order, with the number of their kind or the path of the same one before; and the
     # kinds: a class of torch.nn, if any, and plain attributes.
     _paths: ClassVar[Mapping[str, int | str]] = {}
