@@ -18,6 +18,7 @@ from convgen.cost.network_memory import network_memory
 from convgen.cost.rows import program_cost
 from convgen.errors import InputError
 from convgen.network_compiler import CompiledNetwork, compile_network, compile_plan, plan_graph
+from convgen.passes.chunk_collectives import ChunkCollectives
 from convgen.plan.parts import Room
 from convgen.plan.program.written import plan_of
 from convgen.plan.setting import Setting
@@ -104,6 +105,35 @@ def test_a_network_is_as_right(again: tuple[str, ...], grid: dict[str, int]) -> 
     blocks = {s.key for s in lower(compiled.program).backward if s.again and s.kind == "forward"}
     assert all(any(label.startswith(f"{path}_") for label in blocks) for path in again)
     report = check_network(compiled, tensors)
+    assert report.ok, report_text(report)
+
+
+class Excited(nn.Module):
+    """A block that weighs channels by what all rows come to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up = nn.Conv2d(8, 4, 1), nn.Conv2d(4, 8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.up(self.down(x.mean((2, 3), keepdim=True)).relu()).sigmoid()
+
+
+def made_excited() -> tuple[nn.Module, Tensor]:
+    seeded()
+    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), Excited()).double(), randn(5, 3, 6, 7).double()
+
+
+def test_sums_that_go_by_chunks_are_computed_again() -> None:
+    """All chunks are waited for before they are put together, the second time too."""
+    graph, tensors = exported(made_excited)
+    one = compile_network(graph, Grid((("H", 2),)), again=("1",), passes=(ChunkCollectives(),))
+    steps = lower(one.program)
+    joins = [[s for s in half if s.kind == "join" and "mean" in s.key] for half in (steps.forward, steps.backward)]
+    assert [len(half) for half in joins] == [1, 1]
+    waits = {n for s in steps.backward if s.kind == "wait_chunk" and s.again for n in s.makes}
+    assert joins[1][0].again and len(joins[1][0].reads) == 4 and waits.issuperset(joins[1][0].reads)
+    report = check_network(one, tensors)
     assert report.ok, report_text(report)
 
 

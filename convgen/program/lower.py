@@ -69,7 +69,8 @@ class _Lowering(Forward):
 
     def _repeat(self, step: flow.Flow) -> None:
         """Add a step of a gradient's row, or of a block that is computed again."""
-        self.is_again = _is_of_forward(step, self.program)
+        of = self.flying[step.name][1] if isinstance(step, flow.Wait) else step
+        self.is_again = _is_of_forward(of, self.program)
         self._forward(step)
         self.is_again = False
 
@@ -202,7 +203,7 @@ class _Lowering(Forward):
         return made
 
 
-def _is_of_forward(step: flow.Flow, program: Program) -> bool:
+def _is_of_forward(step: flow.Local | Moved | flow.Start, program: Program) -> bool:
     """Whether a step of backward is one of forward, computed again."""
     match step:
         case flow.Local():
@@ -211,8 +212,6 @@ def _is_of_forward(step: flow.Flow, program: Program) -> bool:
             return step.chain[0] in ("fetch", "store")
         case flow.Start():
             return step.moved[0].chain[0] in ("fetch", "store")
-        case flow.Wait():
-            return False
 
 
 def _is_halo_back(start: flow.Start) -> bool:

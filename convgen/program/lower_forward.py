@@ -379,10 +379,9 @@ class Forward:
             case "fetch":
                 self.now[i, d, "come", j] = made
             case "store":
-                self.now[i, d, "piece", j] = made
-                if all((i, d, "waited", n) in self.now for n in range(1, count.count + 1) if n != j):
+                self.now[i, d, "piece", j] = self.now[i, d, "waited", j] = made
+                if all((i, d, "waited", n) in self.now for n in range(1, count.count + 1)):
                     self._join(i, d)
-                self.now[i, d, "waited", j] = made
             case "given":
                 self.now[i, "dcome", j] = made
             case _:
