@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from sampling import cases_of
-from test_networks_gpu import SM_90, Drawn
+from test_networks_gpu import SM_90, Drawn, loaded
 from test_networks_tf32 import interpreted
 from torch import Tensor, nn
 from torch.nn.functional import silu
@@ -18,6 +18,7 @@ from convgen.kernels.facts import facts, launches
 from convgen.network_compiler import compile_network
 from convgen.packages import load_package
 from convgen.spec.exported import graph_of
+from convgen.verify.interpreter import in_interpreter
 from convgen.verify.network import check_network, report_text
 from convgen.verify.virtual import World
 
@@ -87,6 +88,31 @@ def test_what_runs_is_of_the_low_type(tmp_path: Any) -> None:
             for n, g in gradients.items():
                 assert g.dtype == torch.float32 and float((g - exact[n]).norm() / exact[n].norm()) < 4 * tolerance, n
         assert any("convolution_" in name for name in ran) == (low == torch.bfloat16), ran
+
+
+def test_a_bias_where_nothing_is_kept(tmp_path: Any) -> None:
+    """Of a grouped convolution, which has no epilogue: without autocast ATen adds it, with gradients or without."""
+    torch.manual_seed(1)
+    module, x = nn.Conv2d(16, 16, 1, groups=4), torch.randn(2, 16, 4, 4)
+    graph, tensors = graph_of(module, (x,), name="grouped")
+    one = compile_network(graph, Grid((("N", 1),)), target=SM_90, autocast="float16")
+    with loaded(one, module.state_dict() | tensors, tmp_path) as package:
+        in_interpreter(package)
+
+        def on_rank(end: Any) -> None:
+            mesh = package.init_mesh("cpu", transport=end)
+            model = package.Network(mesh)
+            model.load_full(module.state_dict() | tensors)
+            for low in (False, True):
+                with torch.autocast("cpu", torch.float16, enabled=low):
+                    wanted = module(x).detach()
+                    ys = [model(package.scatter("input", x, mesh)).detach()]
+                    with torch.no_grad():
+                        ys.append(model(package.scatter("input", x, mesh)))
+                for y in ys:
+                    torch.testing.assert_close(y, wanted, rtol=0, atol=2e-3 if low else 1e-6)
+
+        World(1).run(on_rank)
 
 
 def test_kernels_compile_without_a_device() -> None:

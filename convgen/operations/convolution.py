@@ -269,8 +269,8 @@ class Convolution(Operation):
 
     # ---------------------------------------------------------------- local code
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
-        kernel = self._kernel(way, at, operands)
-        if kernel is not None:
+        kernel = self._kernel(way, at, operands[:2])
+        if kernel is not None:  # which has no bias: a third operand is there where `adds_bias` says so alone
             return (kernel(self.phase, *operands),)
         if self.phase == "backward_filter":
             return (self._backward_filter(way, at, *self._tensors(at, operands)),)
