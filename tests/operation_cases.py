@@ -29,7 +29,7 @@ from convgen.operations.batch_norm import Centred, Coefficients
 from convgen.operations.bias import AddBias, SumBias
 from convgen.operations.bound import Bound
 from convgen.operations.calls import Along, Apart, Slot
-from convgen.operations.contraction import linear, matrix_product
+from convgen.operations.contraction import Contraction, linear, matrix_product
 from convgen.operations.convolution import Convolution, Phase
 from convgen.operations.dropout import Bernoulli, Dropout, Noise
 from convgen.operations.fourier import Fourier
@@ -402,8 +402,9 @@ def running_statistics(draw: Random) -> Case:
 def contraction(draw: Random) -> Case:
     lead = shape_of(draw, draw.randint(0, 3), 4)
     rows, inner, columns = (draw.randint(1, 5) for _ in range(3))
-    both = (linear((*lead, inner), columns), matrix_product(lead, rows, inner, columns))
-    return filled(draw, draw.choice(both), whole)
+    scalar = Contraction("MK,MK->", (("M", rows), ("K", inner)))  # a sum over all indices
+    kinds = (linear((*lead, inner), columns), matrix_product(lead, rows, inner, columns), scalar)
+    return filled(draw, draw.choice(kinds), whole)
 
 
 def fourier(draw: Random) -> Case:

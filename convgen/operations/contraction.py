@@ -142,6 +142,8 @@ def contracted(first: str, second: str, result: str, a: Any, b: Any) -> Any:
 def _product_of(first: str, second: str, result: str) -> Literal["rows", "rows turned", "columns", "any"]:
     """Which matrix product the einsum is: of the first operand's rows with the second or its transpose, or of the
     columns of both; "any" for none of these."""
+    if not first:  # the gradient of a sum over all indices
+        return "any"
     *rows, k = first
     if len(second) == 2 and k in second and second.replace(k, "") == result[-1:] and [*result[:-1]] == rows:
         return "rows" if second[0] == k else "rows turned"
