@@ -278,6 +278,7 @@ def check(
             parts = [t for t in tree_flatten(out)[0] if t is not None]
             whole = [net.gather(name, t, mesh) for (name, _), t in zip(graph.outputs, parts, strict=True)]
             gathered = len(end.sent)
+            assert [k for k, t in enumerate(whole) if t.requires_grad] == smooth, "other outputs have gradients"
             torch.autograd.backward([whole[k] for k in smooth], [true.dys[k] for k in smooth])
             sent = [(s.collective, s.bytes) for s in end.sent]
             runtime = sys.modules[type(model).__mro__[1].__module__]

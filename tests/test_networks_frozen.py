@@ -78,6 +78,25 @@ def test_what_was_compiled_frozen_is_refused_where_it_is_to_learn() -> None:
         World(2).run(program)
 
 
+class Measured(nn.Module):
+    """A loss, and numbers beside it that have no gradient, or none by what wants one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.still = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(3, 4, 1).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = self.conv(x)
+        return y.square().mean(), (y > 0).double().mean(), y.detach().sum((2, 3)), self.still(x.detach()), y.argmax(1)
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+def test_what_has_no_gradient_says_so(grid: dict[str, int]) -> None:
+    """`requires_grad` of each output is the module's, as `check` compares."""
+    found = check(imported(Measured().double(), torch.randn(4, 3, 8, 8, dtype=torch.float64)), grid)
+    assert found.right, found
+
+
 def test_what_is_frozen_is_true_or_false(tmp_path: Path) -> None:
     module, x = backbone(random.Random(0))
     text = write_graph(imported(module, x).graph)

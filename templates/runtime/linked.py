@@ -61,6 +61,7 @@ class Forward(NamedTuple):
     Attributes:
         size: the number of slots; `given`: the slots of inputs, parameters and buffers, by name; `kept`: the slots that
             backward reads.
+        learns: of each output, whether it has a gradient by anything that wants one.
     """
 
     codes: list[Code]
@@ -68,6 +69,7 @@ class Forward(NamedTuple):
     given: dict[str, int]
     outputs: list[int]
     kept: list[int]
+    learns: list[bool]
 
 
 class Backward(NamedTuple):
@@ -263,9 +265,13 @@ class Linked:
         codes = self._codes(chosen, numbers, stays, wants)
         done = Forward(
             codes, len(numbers), {n: numbers[n] for n in given}, [numbers[n] for n in outputs],
-            [numbers[n] for n in kept],
+            [numbers[n] for n in kept], [self._leads(learns, of) for _, of in self.steps.outputs.values()],
         )  # fmt: skip
         return done, kept, wants
+
+    def _leads(self, asked: Collection[str], dy: str) -> bool:
+        """Whether steps lead from an output's gradient to one of these."""
+        return any(w.line.kind == "gradient" for w in self._wanted(asked, [dy]))
 
     def _codes(
         self, wanted: Sequence[Chosen], numbers: dict[str, int], stays: Collection[str], wants: dict[str, Flags]

@@ -108,7 +108,10 @@ class Region(Unmapped):
         for t in outputs:  # an input that is an output, or an output twice, is one more tensor to autograd
             made.append(t.view_as(t) if id(t) in own else t)
             own.add(id(t))
-        ctx.mark_non_differentiable(*(t for t in made if not t.is_floating_point()))
+        learns = call.linked.forward(call.names).learns
+        ctx.mark_non_differentiable(
+            *(t for t, has in zip(made, learns, strict=True) if not (has and t.is_floating_point()))
+        )
         return tuple(made)
 
     @staticmethod
