@@ -252,7 +252,8 @@ def test_layers_that_differ() -> None:
 
 @pytest.mark.slow
 def test_what_is_no_block_on_one_rank_is_told_to_all() -> None:
-    """Before a layer's op runs: a parameter in the place of another, of activations; of a network no tensor at all."""
+    """Before a layer's op runs: a parameter in the place of another, of activations; what torch would take to no check
+    of the op's, as a tensor without memory; no number of samples; of a network no tensor at all."""
     net = package(2)
 
     def program(rank: int) -> list[str]:
@@ -265,15 +266,39 @@ def test_what_is_no_block_on_one_rank_is_told_to_all() -> None:
         return [
             told(lambda: module.conv(x, m.bias if rank else m.weight, m.bias, mesh=mesh)),
             told(lambda: module.gather("x", m.weight if rank else x, mesh)),
+            *(told(lambda other=other: m(other if rank else x)) for other in no_blocks(x)),
+            *(told(lambda other=other: module.gather("x", other if rank else x, mesh)) for other in no_blocks(x)),
+            told(lambda: m(x, 2.5 if rank else None)),
+            told(lambda: module.gather("x", x, mesh, batch="8" if rank else None)),
+            told(lambda: module.gather("z" if rank else "x", x, mesh)),
+            told(lambda: torch.func.jvp(m, (x,), (x,)) if rank else m(x)),
             told(lambda: net.Network(place)(None if rank else mine)),
         ]
 
     one, two = spawn(program, 2, GUARD_S)
     for mine, theirs in zip(one, two, strict=True):
         kind, _, words = theirs.partition(": ")
-        assert (kind in ("ValueError", "TypeError") and "enveloped" in words) or "Small" in words
+        assert (kind in ("ValueError", "TypeError", "RuntimeError") and "enveloped" in words) or "Small" in words
         name = words.partition(":")[0]
         assert mine == f"ValueError: {name}: ranks [1] refused their arguments, nothing was computed: {words}"
+
+
+def no_blocks(x: torch.Tensor) -> list[Any]:
+    """What an op of torch's would not be called with, or would be with other code."""
+    return [x.to("meta"), x.to_sparse(), torch.nested.nested_tensor([*x], layout=torch.jagged), x.numpy(), [x], 1.0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrong", [("a", 2.0), (1.0, 0.0), (None, 2.0)])
+def test_a_norm_that_is_none_on_one_rank_is_told_to_all(wrong: tuple[Any, float]) -> None:
+    def program(rank: int) -> str:
+        module = LAYER.module
+        m = module.Conv(module.init_mesh("cpu", timeout=NEVER_S))
+        return told(lambda: module.clip_grad_norm_(m.parameters(), *(wrong if rank else (1.0, 2.0))))
+
+    one, two = spawn(program, 2, GUARD_S)
+    words = two.partition(": ")[2]
+    assert one == f"ValueError: clip_grad_norm_: ranks [1] refused their arguments, nothing was computed: {words}"
 
 
 def layer_calls(case: Case, rank: int) -> list[Said]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -44,12 +45,18 @@ def clip_grad_norm_(
     A plain gradient counts once: it is taken to be the same on all ranks. Each set of ranks among which some gradients
     are split gathers one number a rank.
     """
-    if norm_type <= 0:
-        raise ValueError(f"clip_grad_norm_ wants a norm_type above 0, or inf, got {norm_type}")
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     gradients = [p.grad for p in parameters if p.grad is not None]
     meshes = [getattr(p, "device_mesh", None) for p in parameters if p.grad is not None]
-    reads = entered(parameters, {"max_norm": float(max_norm), "norm_type": float(norm_type)})
+    facts: dict[str, object] = {}
+    fault: Exception | None = None
+    try:
+        facts = {"max_norm": float(max_norm), "norm_type": float(norm_type)}
+        if not norm_type > 0:
+            raise ValueError(f"clip_grad_norm_ wants a norm_type above 0, or inf, got {norm_type}")
+    except (TypeError, ValueError) as error:
+        fault = error
+    reads = entered(parameters, facts, fault)
     powers: dict[Any, list[Tensor]] = {}
     ends: dict[int, Transport] = {}
     for gradient, mesh in zip(gradients, meshes, strict=True):
@@ -96,8 +103,15 @@ class Anywhere(NamedTuple):
     place: Place
 
 
-def entered(parameters: Sequence[Any], facts: dict[str, object]) -> list[Callable[[], None]]:
-    """Begin clipping on each set of ranks that a parameter is on; the functions that read the other ranks' answers."""
+def entered(
+    parameters: Sequence[Any], facts: dict[str, object], fault: Exception | None = None
+) -> list[Callable[[], None]]:
+    """Begin clipping on each set of ranks that a parameter is on; the functions that read the other ranks'
+    answers.
+
+    Args:
+        fault: what is wrong with this rank's arguments, of which each set is told.
+    """
     ends: dict[tuple[int, ...], Transport] = {}
     for p in parameters:
         if isinstance(p, Block):
@@ -114,7 +128,10 @@ def entered(parameters: Sequence[Any], facts: dict[str, object]) -> list[Callabl
     for ranks, end in sorted(ends.items(), key=lambda pair: pair[0]):
         if hasattr(end, "meet"):
             place = Place("", ranks, ranks.index(end.rank), end, None, {})
-            reads.append(enter(Anywhere(caller, place), "clip_grad_norm_", facts))  # type: ignore[arg-type]
+            with suppress(*(() if fault is None else (type(fault),))):
+                reads.append(enter(Anywhere(caller, place), "clip_grad_norm_", facts, fault=fault))  # type: ignore[arg-type]
+    if fault is not None:
+        raise fault
     return reads
 
 

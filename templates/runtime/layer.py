@@ -23,7 +23,7 @@ from .here import Here
 from .layout import AxisSize, Box, Layout, SpatialRows, ranks_of
 from .mesh import OnGrid, place_key, places
 from .ops import Ops, PhaseCode, define_ops
-from .parameters import convolve, find_placements, plain_block, told_to_all
+from .parameters import convolve, dense_block, find_placements, samples_of, told_to_all
 from .regions import Where, as_slices, read_region
 
 
@@ -171,13 +171,17 @@ class Layer(OnGrid):
         same from the whole tensor.
         """
         batch = self.batch if batch is None else batch
-        self._layout_of(name)
         key = self.mesh_key(mesh)
-        make = partial(plain_block, self, name, value, mesh, key, batch)
-        block = told_to_all(make, self, key, batch, f"gather of {name}")
+        make = partial(self._to_gather, name, value, mesh, key, batch)
+        block, batch = told_to_all(make, self, key, batch, f"gather of {name}")
         if torch.compiler.is_compiling():
             return self.ops.gather(block, name, key, batch)
         return Gather.apply(block, name, self, key, batch)
+
+    def _to_gather(self, name: str, value: Tensor, mesh: DeviceMesh, key: str, batch: int) -> tuple[Tensor, int]:
+        self._layout_of(name)
+        count = samples_of(self, batch)
+        return dense_block(self, name, value, mesh, key, count), count
 
     def region(self, name: str, mesh: DeviceMesh, *, batch: int | None = None) -> Where:
         """Where this rank's block of a tensor lies in the whole: a slice for each dimension; no communication.

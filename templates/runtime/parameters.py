@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +16,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from .blocks import DATA, Block, Held, Inside, fits_ddp
-from .checks import layout_text, refuse_forward_mode
+from .checks import check, layout_text, refuse_forward_mode
 from .envelope import enter
 from .gradients import ConvolutionFunction
 from .here import Here, frame_at
 from .layout import Layout
-from .mesh import coordinates, members, shared
+from .mesh import coordinates, members, places, shared
 
 if TYPE_CHECKING:
     from .layer import Layer
@@ -167,13 +168,44 @@ def in_graph(op: Any, function: Any) -> Any:
     return op if torch.compiler.is_compiling() else function.apply
 
 
+def dense_block(layer: Layer, name: str, given: Any, mesh: DeviceMesh, key: str, batch: int) -> Any:
+    """The same, and a refusal of what torch would not take to the ops' own checks: no tensor, or one that has no
+    memory or isn't dense."""
+    block = plain_block(layer, name, given, mesh, key, batch)
+    if torch.compiler.is_compiling():
+        return block
+    got = ""
+    if not isinstance(block, Tensor):
+        got = f"a {type(block).__name__}"
+    elif block.device.type == "meta":
+        check(Here(layer, places[key], batch), {name: (block, layer.stored.get(name))})
+    elif block.is_nested or block.layout != torch.strided:
+        got = "a nested one" if block.is_nested else f"one of layout {block.layout}"
+    if got:
+        raise TypeError(f"{layer.name}: {name}, this rank's block, wants a dense tensor on {layer.device}, got {got}")
+    return block
+
+
+def samples_of(layer: Layer, batch: Any) -> int:
+    """The number of samples of a call."""
+    if torch.compiler.is_compiling():
+        return batch
+    try:
+        count = operator.index(batch)
+    except TypeError:
+        count = -1
+    if not -1 < count < 2**63:
+        raise ValueError(f"{layer.name}: batch= wants the global number of samples, got {batch!r}")
+    return count
+
+
 def told_to_all(make: Callable[[], Any], layer: Layer, key: str, batch: int, entry: str) -> Any:
     """What `make` makes of this rank's arguments; where they are wrong on a rank, all ranks refuse the call."""
     try:
         return make()
     except Exception as error:
         if not torch.compiler.is_compiling():
-            enter(layer.here(key, batch), entry, {}, fault=error)
+            enter(Here(layer, places[key], batch), entry, {}, fault=error)
         raise
 
 
@@ -184,20 +216,23 @@ def convolve(layer: Layer, x: Any, w: Any, bias: Any, mesh: DeviceMesh, key: str
             f"{layer.name}: an exported program would hold this rank's place on the mesh and this number of samples as "
             "constants; export the original layer, and compile its copies with convgen"
         )
-    if not torch.compiler.is_compiling():
-        refuse_forward_mode(layer.name)
     whole = isinstance(x, DTensor)
 
     def blocks() -> list[Any]:
-        if whole and sharding(layer, "y", mesh, batch) is None:
+        if not torch.compiler.is_compiling():
+            refuse_forward_mode(layer.name)
+        count = samples_of(layer, batch)
+        if whole and sharding(layer, "y", mesh, count) is None:
             raise ValueError(
                 f"{layer.name}: DTensor has no placements for y as {layout_text(layer.stored['y'])} "
-                f"{layer.extents('y', batch)} on {layer.grid}; "
+                f"{layer.extents('y', count)} on {layer.grid}; "
                 "pass this rank's block of x, x.to_local(): then y is a block, too"
             )
-        return [plain_block(layer, name, t, mesh, key, batch) for name, t in (("x", x), ("w", w), ("bias", bias))]
+        given = ("x", x), ("w", w), ("bias", bias)
+        found = [None if t is None else dense_block(layer, name, t, mesh, key, count) for name, t in given]
+        return [*found, count]
 
-    x, w, bias = told_to_all(blocks, layer, key, batch, "conv")
+    x, w, bias, batch = told_to_all(blocks, layer, key, batch, "conv")
     if torch.is_autocast_enabled(layer.device):
         x, w, bias = (t.to(layer.dtype) if t is not None and t.dtype != torch.float64 else t for t in (x, w, bias))
     if torch.compiler.is_compiling():
