@@ -262,7 +262,8 @@ def test_what_is_no_block_on_one_rank_is_told_to_all() -> None:
         m, whole = module.Conv(mesh, parameters="blocks"), module.LAYER.extents("x", module.LAYER.batch)
         x = module.scatter("x", torch.zeros(whole, dtype=torch.float64), mesh)
         place = net.init_mesh("cpu", timeout=NEVER_S)
-        mine = net.scatter("x", X, place)
+        mine, network = net.scatter("x", X, place), net.Network(place)
+        state = network.full_state_dict()
         return [
             told(lambda: module.conv(x, m.bias if rank else m.weight, m.bias, mesh=mesh)),
             told(lambda: module.gather("x", m.weight if rank else x, mesh)),
@@ -273,19 +274,33 @@ def test_what_is_no_block_on_one_rank_is_told_to_all() -> None:
             told(lambda: module.gather("z" if rank else "x", x, mesh)),
             told(lambda: torch.func.jvp(m, (x,), (x,)) if rank else m(x)),
             told(lambda: net.Network(place)(None if rank else mine)),
+            *(told(lambda other=other: network(other if rank else mine)) for other in no_blocks(mine)),
+            *(told(lambda other=other: net.gather("x", other if rank else mine, place)) for other in no_blocks(mine)),
+            told(lambda: net.gather("z" if rank else "x", mine, place)),
+            told(lambda: net.gather("x", mine, place, batch=2.5 if rank else None)),
+            told(lambda: network(mine, batch="8" if rank else None)),
+            told(lambda: network(mine, halo=5 if rank else ())),
+            told(lambda: torch.func.jvp(network, (mine,), (mine,)) if rank else network(mine)),
+            *(told(lambda other=other: network.load_full(other if rank else state)) for other in no_states(state)),
         ]
 
     one, two = spawn(program, 2, GUARD_S)
     for mine, theirs in zip(one, two, strict=True):
         kind, _, words = theirs.partition(": ")
         assert (kind in ("ValueError", "TypeError", "RuntimeError") and "enveloped" in words) or "Small" in words
-        name = words.partition(":")[0]
+        name = words.partition(":")[0].strip("'")
         assert mine == f"ValueError: {name}: ranks [1] refused their arguments, nothing was computed: {words}"
 
 
 def no_blocks(x: torch.Tensor) -> list[Any]:
     """What an op of torch's would not be called with, or would be with other code."""
     return [x.to("meta"), x.to_sparse(), torch.nested.nested_tensor([*x], layout=torch.jagged), x.numpy(), [x], 1.0]
+
+
+def no_states(state: dict[str, torch.Tensor]) -> list[Any]:
+    first = next(iter(state))
+    others = torch.zeros(7), state[first].to("meta"), "no"
+    return [{}, None, {**state, "another": torch.zeros(1)}, *({**state, first: other} for other in others)]
 
 
 @pytest.mark.slow

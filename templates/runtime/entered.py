@@ -163,7 +163,8 @@ class Entered(AnySize, Known):
             return
         unknown = [name for name in wide if name not in self._inputs]
         if unknown:
-            yield ValueError(f"{net.name}: halo= names inputs, {', '.join(self._inputs)}; got {', '.join(unknown)}")
+            got = ", ".join(map(str, unknown))
+            yield ValueError(f"{net.name}: halo= names inputs, {', '.join(self._inputs)}; got {got}")
             return
         try:
             linked = self._linked(here.place, count, low, wide, around)
@@ -181,6 +182,9 @@ class Entered(AnySize, Known):
         for name, value, kind in zip(self._inputs, given, self._types, strict=True):
             if not isinstance(value, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
                 yield TypeError(f"{net.name}: {name} is to be this rank's block, a tensor, got {type(value).__name__}")
+                return
+            if value.layout != torch.strided:
+                yield TypeError(f"{net.name}: {name} is to be a dense tensor, got one of layout {value.layout}")
                 return
             other = value.is_floating_point() != getattr(torch, kind).is_floating_point
             narrow = f"torch.{kind}" != str(value.dtype) and (low is None or bool(self._asks))

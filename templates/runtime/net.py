@@ -151,6 +151,12 @@ class Net(OnGrid, Plain):
         if len(found) > len(self.letters):
             unknown = [letter for letter in found if letter not in self.letters]
             raise ValueError(f"{self.name}: sizes= are of {', '.join(self.letters)}; got {', '.join(unknown)}")
+        for letter, n in found.items():
+            if not hasattr(n, "__index__"):
+                what = (
+                    "batch= is the number of samples" if letter == "N" else f"sizes= have a whole number for {letter}"
+                )
+                raise ValueError(f"{self.name}: {what}, got {n!r}")
         return tuple(found.values())
 
     def sized(self, shape: Sequence[Size], batch: int | Extents) -> tuple[int, ...]:
@@ -234,15 +240,13 @@ class Net(OnGrid, Plain):
         Args:
             batch, sizes: the number of samples, and other open extents by letter, where they aren't the compiled ones.
         """
-        known, count = self._known(name), self.opened(batch, sizes)
-        layout, here = self.split(known, count), self.here(mesh)
-        wanted, fault = here.shape(layout), None
-        if tuple(value.shape) != wanted:
-            hint = "; batch= tells the number of samples" if batch is None else ""
-            hint += "; sizes= tells other open extents" if len(self.letters) > 1 and sizes is None else ""
-            fault = ValueError(f"{self.name}: this rank's block of {name} is {wanted}, got {tuple(value.shape)}{hint}")
-        learns = torch.is_grad_enabled() and value.requires_grad
-        read = enter(here, f"gather of {known}", {**self.said(count), "requires gradients": learns}, fault=fault)
+        here = self.here(mesh)
+        try:
+            known, layout, facts = self._to_gather(name, value, here, batch, sizes)
+        except (TypeError, ValueError) as error:
+            enter(here, f"gather of {name}", fault=error)()
+            raise
+        read = enter(here, f"gather of {known}", facts)
         whole = GatherValue.apply(value, layout, here)
         read()
         self._gathers += 1
@@ -250,6 +254,27 @@ class Net(OnGrid, Plain):
             everywhere = Split(known, layout.extents, ((),) * len(layout.extents))
             compare_copies(here, {known: (whole, everywhere)}, "gathered outputs")
         return whole
+
+    def _to_gather(
+        self, name: str, value: Any, here: RowHere, batch: int | None, sizes: Mapping[str, int] | None
+    ) -> tuple[str, Split, dict[str, object]]:
+        """Of what is to be gathered the name, how it lies, and what must be alike on all ranks.
+
+        Raises:
+            TypeError, ValueError: there is no such value, or it is not this rank's block of it.
+        """
+        known, count = self._known(name), self.opened(batch, sizes)
+        layout = self.split(known, count)
+        if not isinstance(value, Tensor) or value.is_meta or value.layout != torch.strided:
+            dense = isinstance(value, Tensor)
+            got = (value.device if value.is_meta else value.layout) if dense else type(value).__name__
+            raise TypeError(f"{self.name}: {name} is to be this rank's block, a dense tensor, got {got}")
+        if tuple(value.shape) != (wanted := here.shape(layout)):
+            hint = "; batch= tells the number of samples" if batch is None else ""
+            hint += "; sizes= tells other open extents" if len(self.letters) > 1 and sizes is None else ""
+            raise ValueError(f"{self.name}: this rank's block of {name} is {wanted}, got {tuple(value.shape)}{hint}")
+        learns = torch.is_grad_enabled() and value.requires_grad
+        return known, layout, {**self.said(count), "requires gradients": learns, "type": value.dtype}
 
     def said(self, known: Extents) -> dict[str, object]:
         """Sizes by the words that refusals have for them, as ranks tell them to each other."""

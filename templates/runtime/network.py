@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -222,7 +222,9 @@ class NetworkModule(WholeState):
                 f"{net.name}: an exported program would hold this rank's place on the mesh as a constant; export the "
                 "original network, and compile its copies with convgen"
             )
-        return self._outside(given, batch, sizes, tuple(sorted({halo} if isinstance(halo, str) else {*halo})))
+        many = not isinstance(halo, str) and isinstance(halo, Iterable)  # pyright: ignore[reportUnnecessaryIsInstance]
+        wide: set[Any] = {*halo} if many else {halo}
+        return self._outside(given, batch, sizes, tuple(sorted(wide, key=str)))
 
     def handing_on(
         self, given: Sequence[Tensor], batch: Extents, halo: Sequence[str], around: Mapping[str, Boxes]
@@ -251,19 +253,19 @@ class NetworkModule(WholeState):
         around: Mapping[str, Boxes] = NONE,
     ) -> Any:
         net = self._net
-        refuse_forward_mode(net.name)
-        refuse_vmap(net.name)
         here, known, count, fault = net.here(self._mesh), self._known, net.open, None
         try:
+            refuse_forward_mode(net.name)
+            refuse_vmap(net.name)
             count = net.opened(batch, sizes)
-        except ValueError as error:
+        except (TypeError, ValueError, RuntimeError) as error:
             fault = error
         if fault is None:
             wrong = self._wrong(given, count, batch is None, here, wide, around)
             fault = next(chain(self._misfits(known), wrong, self._elsewhere(given, known)), None)
         facts = {} if fault else self._facts(given, known, count)
         if wide:
-            facts["inputs with halos"] = ", ".join(wide)
+            facts["inputs with halos"] = ", ".join(map(str, wide))
         if around:
             facts["outputs with halos"] = ", ".join(around)
         read = self._enter("forward", here, facts, fault)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, cast
 
 import torch
@@ -69,19 +69,15 @@ class WholeState(Entered):
         """
         drawn = getattr(state, "_metadata", {}).get(DRAWN, {})
         own = [n for n in (*self._learnt, *self._buffered) if n not in self._seeds]
-        missing = [n for n in own if n not in state and n not in self._constants]
-        unknown = [n for n in state if n not in self._known and n not in self._aliases]
-        if missing or unknown:
-            text = [f"missing {', '.join(missing)}"] * bool(missing) + [f"unknown {', '.join(unknown)}"] * bool(unknown)
-            raise KeyError(f"{self._net.name}: {'; '.join(text)}")
-        state = {n: as_pairs(t) if self._aliases.get(n, n) in self._pairs else t for n, t in state.items()}
-        for name in own:
-            wanted = self._net.stored[name].extents
-            if name in state and tuple(state[name].shape) != wanted:
-                got = tuple(state[name].shape)
-                raise ValueError(f"{self._net.name}: {name} has shape {wanted}, got {got}")
-        taken = hashlib.sha256("".join(f"{n} {sampled(state[n])}\n" for n in own if n in state).encode())
-        self._enter("load_full", self._net.here(self._mesh), {"values of the state": taken.hexdigest()[:8]})()
+        facts: dict[str, object] = {}
+        fault: Exception | None = None
+        try:
+            state = self._checked(state, own)
+            taken = hashlib.sha256("".join(f"{n} {sampled(state[n])}\n" for n in own if n in state).encode())
+            facts = {"values of the state": taken.hexdigest()[:8]}
+        except Exception as error:  # whatever it is that one rank has in the place of a state
+            fault = error
+        self._enter("load_full", self._net.here(self._mesh), facts, fault)()
         for name in own:
             if name in state:
                 self._fill(name, state[name].detach())
@@ -90,6 +86,27 @@ class WholeState(Entered):
                 self._fill(name, torch.tensor([drawn["seed"], drawn["step"]]))
             elif name in state:  # as in `state_dict`
                 self._fill(name, local(state[name]))
+
+    def _checked(self, state: Mapping[str, Tensor], own: Sequence[str]) -> Mapping[str, Tensor]:
+        """A whole state dict, complex values as pairs; refused where it is not the source's."""
+        if not isinstance(state, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"{self._net.name}: load_full takes a state dict, got {type(state).__name__}")
+        missing = [n for n in own if n not in state and n not in self._constants]
+        unknown = [n for n in state if n not in self._known and n not in self._aliases]
+        if missing or unknown:
+            text = [f"missing {', '.join(missing)}"] * bool(missing) + [f"unknown {', '.join(unknown)}"] * bool(unknown)
+            raise KeyError(f"{self._net.name}: {'; '.join(text)}")
+        for n, t in state.items():
+            if not isinstance(t, Tensor) or t.is_meta:  # pyright: ignore[reportUnnecessaryIsInstance]
+                got = "one on meta" if isinstance(t, Tensor) else type(t).__name__  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise TypeError(f"{self._net.name}: {n} is to be a whole tensor, got {got}")
+        state = {n: as_pairs(t) if self._aliases.get(n, n) in self._pairs else t for n, t in state.items()}
+        for name in own:
+            wanted = self._net.stored[name].extents
+            if name in state and tuple(state[name].shape) != wanted:
+                got = tuple(state[name].shape)
+                raise ValueError(f"{self._net.name}: {name} has shape {wanted}, got {got}")
+        return state
 
     def take_from(self, other: Any) -> None:
         """Use another network's parameters and buffers in the place of those of the same names here: the same tensors,
