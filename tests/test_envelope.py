@@ -352,6 +352,7 @@ def test_samples_of_each_rank_where_whole_tensors_are_wanted() -> None:
     assert one[1] == two[1]
     assert one[1].startswith(f"{differ}samples: 8 on ranks [0], 7 on ranks [1]")
     assert one[2].startswith("ValueError: Small: ranks [1] refused their arguments, nothing was computed: "), one[2]
+    assert one[2].endswith(two[2].partition(": ")[2]), two[2]  # line by line
     assert two[3].startswith("ValueError: Small: ranks [0] refused their arguments, nothing was computed: "), two[3]
     assert set(one[4:103]) == {"went on"}
     assert one[103].startswith(f"{differ}values of inputs: x [2, 2, 6, 6] float64 "), one[103]

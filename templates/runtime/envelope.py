@@ -112,7 +112,7 @@ def enter(
 
 def ascii_of(text: str, longest: int) -> str:
     """A text that JSON writes with at most two bytes a character."""
-    return "".join(c if " " <= c <= "~" else "?" for c in text[:longest])
+    return "".join(c if " " <= c <= "~" or c == "\n" else "?" for c in text[:longest])
 
 
 def packed_words(own: Mapping[str, Any]) -> bytes:
