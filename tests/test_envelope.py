@@ -133,6 +133,9 @@ def cases_of(net: Any, other: Any, rank: int, ranks: int) -> dict[str, tuple[Sai
         with torch.autocast("cpu", torch.bfloat16, enabled=odd):
             return made(x)
 
+    def kinds() -> Any:
+        return net.gather("x", x.float() if odd else x, mesh)
+
     def unchecked() -> Any:
         os.environ["CONVGEN_AGREE"] = "0" if odd else "1"
         try:
@@ -148,6 +151,7 @@ def cases_of(net: Any, other: Any, rank: int, ranks: int) -> dict[str, tuple[Sai
         "gradients": (gradients, f"{differ}gradients: on on ranks {most}, off on ranks {last}"),
         "inputs": (inputs, f"{differ}inputs that require gradients: none on ranks {most}, x on ranks {last}"),
         "fault": (fault, "Small: x is torch.float64, got torch.float32"),
+        "kinds": (kinds, f"gather of x, nothing was computed: type: torch.float64 on ranks {most}, torch.float32 on"),
         "entry": (entry, f"{calls}nothing was computed: forward of instance"),
         "instances": (instances, f"{calls}nothing was computed: forward of instance"),
         "models": (models, "the ranks of this mesh don't run the same module, nothing was computed: ranks"),
