@@ -284,6 +284,11 @@ def test_of_a_graph_of_training_alone_norms_alone(tmp_path: Path) -> None:
             model.get_submodule(name).eval()
             with pytest.raises(RuntimeError, match=f"{name} is in evaluation, the network in training"):
                 model(block)
+        model.eval()
+        with pytest.raises(
+            RuntimeError, match=r"train mode alone.* behind module\.eval\(\), or by convgen import --eval"
+        ):
+            model(block)
 
     on_ranks(net, program, start)
 
@@ -299,6 +304,9 @@ def test_a_network_of_evaluation_has_no_norms_in_training(tmp_path: Path) -> Non
     def program(model: Any, mesh: Any) -> None:
         model.bn1.train()
         with pytest.raises(RuntimeError, match="bn1 is in training, the network in evaluation"):
+            model(net.scatter("x", X, mesh))
+        model.train()
+        with pytest.raises(RuntimeError, match=r"eval mode alone.* behind module\.train\(\), or by convgen import"):
             model(net.scatter("x", X, mesh))
 
     on_ranks(net, program)

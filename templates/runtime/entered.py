@@ -110,8 +110,11 @@ class Entered(AnySize, Known):
         """Errors for parameters, buffers and modules that were changed so that the network can't run with them."""
         name, mode, both = self._net.name, "train" if self.training else "eval", len(self._modes) > 1
         if mode not in self._modes:
-            hint = f"import it in {mode} mode too" if mode == "train" else "import it again with --eval"
-            yield RuntimeError(f"{name}: compiled for {self._modes[0]} mode alone, the graphs differ; {hint}")
+            again = "convgen import" + " --eval" * (mode == "eval")
+            yield RuntimeError(
+                f"{name}: compiled for {self._modes[0]} mode alone, the graphs differ; compile the source once more "
+                f"behind module.{mode}(), or by {again}"
+            )
         for path, scope in self._scopes.items():
             if scope.training == self.training or path in self._own_mode or (both and scope not in self._tied):
                 continue
