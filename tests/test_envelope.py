@@ -5,15 +5,19 @@ from __future__ import annotations
 import copy
 import os
 import shutil
+import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from fault_cases import GUARD_S, NEVER_S, fault_layer, told, watch
 from modules import Case
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 import convgen
 from convgen.packages import load_package, runtime_of
@@ -277,13 +281,15 @@ def test_what_is_no_block_on_one_rank_is_told_to_all() -> None:
             told(lambda: module.gather("x", x, mesh, batch="8" if rank else None)),
             told(lambda: module.gather("z" if rank else "x", x, mesh)),
             told(lambda: torch.func.jvp(m, (x,), (x,)) if rank else m(x)),
+            told(lambda: forward_mode(lambda: module.gather("x", x, mesh), rank)),
             told(lambda: net.Network(place)(None if rank else mine)),
             *(told(lambda other=other: network(other if rank else mine)) for other in no_blocks(mine)),
             *(told(lambda other=other: net.gather("x", other if rank else mine, place)) for other in no_blocks(mine)),
             told(lambda: net.gather("z" if rank else "x", mine, place)),
             told(lambda: net.gather("x", mine, place, batch=2.5 if rank else None)),
-            told(lambda: network(mine, batch="8" if rank else None)),
-            told(lambda: network(mine, halo=5 if rank else ())),
+            *(told(lambda n=n: network(mine, batch=n if rank else None)) for n in no_numbers()),
+            *(told(lambda h=h: network(mine, halo=h if rank else ())) for h in (5, [["x"]], torch.tensor(1.0))),
+            told(lambda: network.take_from("no" if rank else network)),
             told(lambda: torch.func.jvp(network, (mine,), (mine,)) if rank else network(mine)),
             *(told(lambda other=other: network.load_full(other if rank else state)) for other in no_states(state)),
         ]
@@ -298,7 +304,18 @@ def test_what_is_no_block_on_one_rank_is_told_to_all() -> None:
 
 def no_blocks(x: torch.Tensor) -> list[Any]:
     """What an op of torch's would not be called with, or would be with other code."""
-    return [x.to("meta"), x.to_sparse(), torch.nested.nested_tensor([*x], layout=torch.jagged), x.numpy(), [x], 1.0]
+    with warnings.catch_warnings(action="ignore"):  # torch's, that one of these layouts is an older one
+        nested = [torch.nested.nested_tensor([*x], layout=layout) for layout in (torch.jagged, torch.strided)]
+    return [x.to("meta"), x.to_sparse(), *nested, torch.nn.UninitializedBuffer(), x.numpy(), [x], 1.0]
+
+
+def no_numbers() -> list[Any]:
+    return ["8", 2.5, torch.tensor(2.5), np.array(8.5)]
+
+
+def forward_mode(call: Any, rank: int) -> Any:
+    with forward_ad.dual_level() if rank else nullcontext():
+        return call()
 
 
 def no_states(state: dict[str, torch.Tensor]) -> list[Any]:
@@ -308,7 +325,7 @@ def no_states(state: dict[str, torch.Tensor]) -> list[Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wrong", [("a", 2.0), (1.0, 0.0), (None, 2.0)])
+@pytest.mark.parametrize("wrong", [("a", 2.0), (1.0, 0.0), (None, 2.0), (10**400, 2.0)])
 def test_a_norm_that_is_none_on_one_rank_is_told_to_all(wrong: tuple[Any, float]) -> None:
     def program(rank: int) -> str:
         module = LAYER.module
@@ -318,6 +335,36 @@ def test_a_norm_that_is_none_on_one_rank_is_told_to_all(wrong: tuple[Any, float]
     one, two = spawn(program, 2, GUARD_S)
     words = two.partition(": ")[2]
     assert one == f"ValueError: clip_grad_norm_: ranks [1] refused their arguments, nothing was computed: {words}"
+
+
+def test_a_state_that_reads_like_a_dict_is_loaded() -> None:
+    net = package(1)
+
+    class Reads:
+        _metadata = None
+
+        def __init__(self, state: dict[str, torch.Tensor]) -> None:
+            self.state = state
+
+        def __contains__(self, name: str) -> bool:
+            return name in self.state
+
+        def __getitem__(self, name: str) -> torch.Tensor:
+            return self.state[name]
+
+        def __iter__(self) -> Any:
+            return iter(self.state)
+
+        def items(self) -> Any:
+            return self.state.items()
+
+    def program(_: int) -> bool:
+        mesh = net.init_mesh("cpu", timeout=NEVER_S)
+        one, other = net.Network(mesh, seed=0), net.Network(mesh, seed=1)
+        other.load_full(Reads(one.full_state_dict()))
+        return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+    assert spawn(program, 1, GUARD_S) == [True]
 
 
 def layer_calls(case: Case, rank: int) -> list[Said]:

@@ -99,6 +99,29 @@ def test_who_has_gone_is_named() -> None:
         assert said[1].startswith("ConnectionError: rank 1 was lost before: ")
 
 
+def test_an_interrupt_while_telling_ends_it() -> None:
+    """Perhaps a part was sent: what is told next can't be told from the rest of it."""
+
+    class Interrupted:
+        def __init__(self, peer: Any) -> None:
+            self.settimeout = peer.settimeout
+
+        def sendall(self, _: bytes) -> None:
+            raise KeyboardInterrupt
+
+    def program(rank: int, meeting: Any) -> list[str]:
+        heard: list[str] = []
+        if rank == 0:
+            meeting.peers[2] = Interrupted(meeting.peers[2])
+            with pytest.raises(KeyboardInterrupt):
+                talk(meeting)
+            heard = [told(lambda: talk(meeting))]
+        dist.barrier()
+        return heard
+
+    assert everyone(program)[0] == ["ConnectionError: rank 2 was lost before: KeyboardInterrupt"]
+
+
 def test_who_does_not_come_is_named_in_time() -> None:
     def program(rank: int, meeting: Any) -> list[str]:
         if rank == 0:  # whom all wait for first

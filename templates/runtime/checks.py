@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.nn.parameter import is_lazy
 
 from .envelope import enter, unsent
 from .here import Here
@@ -81,6 +82,17 @@ def refuse_forward_mode(name: str) -> None:
     results' tangents for zero."""
     if getattr(forward_ad, "_current_level", -1) >= 0:
         raise RuntimeError(f"{name}: forward-mode differentiation (jvp, jacfwd) is not supported; vjp and jacrev are")
+
+
+def unlike_dense(value: object) -> str:
+    """What a value is that is no dense tensor, in words; "" for a dense tensor, on whatever device."""
+    if not isinstance(value, Tensor):
+        return f"a {type(value).__name__}"
+    if is_lazy(value):
+        return "one without a shape yet"
+    if value.is_nested:
+        return "a nested one"
+    return "" if value.layout == torch.strided else f"one of layout {value.layout}"
 
 
 def refuse_vmap(name: str) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -54,7 +53,7 @@ def clip_grad_norm_(
         facts = {"max_norm": float(max_norm), "norm_type": float(norm_type)}
         if not norm_type > 0:
             raise ValueError(f"clip_grad_norm_ wants a norm_type above 0, or inf, got {norm_type}")
-    except (TypeError, ValueError) as error:
+    except Exception as error:  # whatever it is that this rank alone has, perhaps
         fault = error
     reads = entered(parameters, facts, fault)
     powers: dict[Any, list[Tensor]] = {}
@@ -128,8 +127,10 @@ def entered(
     for ranks, end in sorted(ends.items(), key=lambda pair: pair[0]):
         if hasattr(end, "meet"):
             place = Place("", ranks, ranks.index(end.rank), end, None, {})
-            with suppress(*(() if fault is None else (type(fault),))):
+            try:
                 reads.append(enter(Anywhere(caller, place), "clip_grad_norm_", facts, fault=fault))  # type: ignore[arg-type]
+            except Exception as error:  # the other sets are told, too
+                fault = fault or error
     if fault is not None:
         raise fault
     return reads

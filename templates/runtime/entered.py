@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from .any_size import AnySize, low_of
 from .blocks import Block, fits_ddp
+from .checks import unlike_dense
 from .envelope import enter, sampled
 from .handed_on import Boxes
 from .net import Extents
@@ -183,11 +184,8 @@ class Entered(AnySize, Known):
             yield TypeError(f"{net.name}: takes {', '.join(self._inputs)}, got {len(given)} tensors")
             return
         for name, value, kind in zip(self._inputs, given, self._types, strict=True):
-            if not isinstance(value, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
-                yield TypeError(f"{net.name}: {name} is to be this rank's block, a tensor, got {type(value).__name__}")
-                return
-            if value.layout != torch.strided:
-                yield TypeError(f"{net.name}: {name} is to be a dense tensor, got one of layout {value.layout}")
+            if got := unlike_dense(value):
+                yield TypeError(f"{net.name}: {name} is to be this rank's block, a dense tensor, got {got}")
                 return
             other = value.is_floating_point() != getattr(torch, kind).is_floating_point
             narrow = f"torch.{kind}" != str(value.dtype) and (low is None or bool(self._asks))

@@ -179,6 +179,8 @@ class Layer(OnGrid):
         return Gather.apply(block, name, self, key, batch)
 
     def _to_gather(self, name: str, value: Tensor, mesh: DeviceMesh, key: str, batch: int) -> tuple[Tensor, int]:
+        if not torch.compiler.is_compiling():
+            refuse_forward_mode(self.name)
         self._layout_of(name)
         count = samples_of(self, batch)
         return dense_block(self, name, value, mesh, key, count), count

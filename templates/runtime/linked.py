@@ -265,7 +265,8 @@ class Linked:
         codes = self._codes(chosen, numbers, stays, wants)
         done = Forward(
             codes, len(numbers), {n: numbers[n] for n in given}, [numbers[n] for n in outputs],
-            [numbers[n] for n in kept], [self._leads(learns, of) for _, of in self.steps.outputs.values()],
+            [numbers[n] for n in kept],
+            [bool(learns) and self._leads(learns, of) for _, of in self.steps.outputs.values()],
         )  # fmt: skip
         return done, kept, wants
 

@@ -122,6 +122,9 @@ class Meeting:
                 break
             except OSError as error:
                 lost[i] = error
+            except BaseException:  # an interrupt: perhaps a part has been sent
+                with _Ending(self, i):
+                    raise
         first = next(iter(lost), self.me)
         with _Ending(self, first):
             if lost:
@@ -167,7 +170,7 @@ class _Ending:
         if error is None:
             return
         rank = self.meeting.members[self.member]
-        self.meeting.ended = self.meeting.ended or f"rank {rank} was lost before: {error or type(error).__name__}"
+        self.meeting.ended = self.meeting.ended or f"rank {rank} was lost before: {str(error) or type(error).__name__}"
         if isinstance(error, OSError):
             kinds = TimeoutError if isinstance(error, TimeoutError) else ConnectionError
             raise kinds(f"rank {rank}: {error}") from error

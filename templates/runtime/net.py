@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -21,6 +22,7 @@ from convgen.operations.views import MANY
 
 from .actions import Actions
 from .blocks import Function
+from .checks import refuse_vmap, unlike_dense
 from .conversions import all_gather
 from .copies import compare_copies, compares
 from .envelope import code_of, enter
@@ -152,11 +154,13 @@ class Net(OnGrid, Plain):
             unknown = [letter for letter in found if letter not in self.letters]
             raise ValueError(f"{self.name}: sizes= are of {', '.join(self.letters)}; got {', '.join(unknown)}")
         for letter, n in found.items():
-            if not hasattr(n, "__index__"):
+            try:
+                found[letter] = n if isinstance(n, torch.SymInt) else operator.index(n)
+            except TypeError:
                 what = (
                     "batch= is the number of samples" if letter == "N" else f"sizes= have a whole number for {letter}"
                 )
-                raise ValueError(f"{self.name}: {what}, got {n!r}")
+                raise ValueError(f"{self.name}: {what}, got {n!r}") from None
         return tuple(found.values())
 
     def sized(self, shape: Sequence[Size], batch: int | Extents) -> tuple[int, ...]:
@@ -243,7 +247,7 @@ class Net(OnGrid, Plain):
         here = self.here(mesh)
         try:
             known, layout, facts = self._to_gather(name, value, here, batch, sizes)
-        except (TypeError, ValueError) as error:
+        except Exception as error:  # whatever it is that this rank alone has, perhaps
             enter(here, f"gather of {name}", fault=error)()
             raise
         read = enter(here, f"gather of {known}", facts)
@@ -263,11 +267,10 @@ class Net(OnGrid, Plain):
         Raises:
             TypeError, ValueError: there is no such value, or it is not this rank's block of it.
         """
+        refuse_vmap(self.name)
         known, count = self._known(name), self.opened(batch, sizes)
         layout = self.split(known, count)
-        if not isinstance(value, Tensor) or value.is_meta or value.layout != torch.strided:
-            dense = isinstance(value, Tensor)
-            got = (value.device if value.is_meta else value.layout) if dense else type(value).__name__
+        if got := unlike_dense(value) or "one on meta" * value.is_meta:
             raise TypeError(f"{self.name}: {name} is to be this rank's block, a dense tensor, got {got}")
         if tuple(value.shape) != (wanted := here.shape(layout)):
             hint = "; batch= tells the number of samples" if batch is None else ""

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -222,9 +222,11 @@ class NetworkModule(WholeState):
                 f"{net.name}: an exported program would hold this rank's place on the mesh as a constant; export the "
                 "original network, and compile its copies with convgen"
             )
-        many = not isinstance(halo, str) and isinstance(halo, Iterable)  # pyright: ignore[reportUnnecessaryIsInstance]
-        wide: set[Any] = {*halo} if many else {halo}
-        return self._outside(given, batch, sizes, tuple(sorted(wide, key=str)))
+        try:
+            wide = {halo} if isinstance(halo, str) else {*map(str, halo)}
+        except TypeError:  # no names: refused with what else is wrong
+            wide = {str(halo)}
+        return self._outside(given, batch, sizes, tuple(sorted(wide)))
 
     def handing_on(
         self, given: Sequence[Tensor], batch: Extents, halo: Sequence[str], around: Mapping[str, Boxes]
@@ -258,11 +260,10 @@ class NetworkModule(WholeState):
             refuse_forward_mode(net.name)
             refuse_vmap(net.name)
             count = net.opened(batch, sizes)
-        except (TypeError, ValueError, RuntimeError) as error:
-            fault = error
-        if fault is None:
             wrong = self._wrong(given, count, batch is None, here, wide, around)
             fault = next(chain(self._misfits(known), wrong, self._elsewhere(given, known)), None)
+        except Exception as error:  # whatever it is that this rank alone has, perhaps
+            fault = error
         facts = {} if fault else self._facts(given, known, count)
         if wide:
             facts["inputs with halos"] = ", ".join(map(str, wide))

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from .blocks import DATA, Block, Held, Inside, fits_ddp
-from .checks import check, layout_text, refuse_forward_mode
+from .checks import check, layout_text, refuse_forward_mode, unlike_dense
 from .envelope import enter
 from .gradients import ConvolutionFunction
 from .here import Here, frame_at
@@ -174,15 +174,10 @@ def dense_block(layer: Layer, name: str, given: Any, mesh: DeviceMesh, key: str,
     block = plain_block(layer, name, given, mesh, key, batch)
     if torch.compiler.is_compiling():
         return block
-    got = ""
-    if not isinstance(block, Tensor):
-        got = f"a {type(block).__name__}"
-    elif block.device.type == "meta":
-        check(Here(layer, places[key], batch), {name: (block, layer.stored.get(name))})
-    elif block.is_nested or block.layout != torch.strided:
-        got = "a nested one" if block.is_nested else f"one of layout {block.layout}"
-    if got:
+    if got := unlike_dense(block):
         raise TypeError(f"{layer.name}: {name}, this rank's block, wants a dense tensor on {layer.device}, got {got}")
+    if block.is_meta:
+        check(Here(layer, places[key], batch), {name: (block, layer.stored.get(name))})
     return block
 
 

@@ -67,11 +67,12 @@ class WholeState(Entered):
         Raises:
             KeyError: a name is missing, or not the network's.
         """
-        drawn = getattr(state, "_metadata", {}).get(DRAWN, {})
         own = [n for n in (*self._learnt, *self._buffered) if n not in self._seeds]
         facts: dict[str, object] = {}
+        drawn: Mapping[str, Any] = {}
         fault: Exception | None = None
         try:
+            drawn = (getattr(state, "_metadata", None) or {}).get(DRAWN, {})
             state = self._checked(state, own)
             taken = hashlib.sha256("".join(f"{n} {sampled(state[n])}\n" for n in own if n in state).encode())
             facts = {"values of the state": taken.hexdigest()[:8]}
@@ -89,7 +90,7 @@ class WholeState(Entered):
 
     def _checked(self, state: Mapping[str, Tensor], own: Sequence[str]) -> Mapping[str, Tensor]:
         """A whole state dict, complex values as pairs; refused where it is not the source's."""
-        if not isinstance(state, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not (hasattr(state, "items") and hasattr(state, "__contains__")):
             raise TypeError(f"{self._net.name}: load_full takes a state dict, got {type(state).__name__}")
         missing = [n for n in own if n not in state and n not in self._constants]
         unknown = [n for n in state if n not in self._known and n not in self._aliases]
@@ -117,22 +118,33 @@ class WholeState(Entered):
         Raises:
             ValueError: one of them has another shape, type or layout there.
         """
-        here, own, shared = self._net.here(self._mesh), other._known, list[str]()
+        here, shared = self._net.here(self._mesh), list[str]()
+        facts: dict[str, object] = {}
         fault: Exception | None = None
-        if other._net.place(other._mesh).key != here.place.key:
-            fault = ValueError(f"{self._net.name}: {other._net.name} is on another mesh")
-        for name in self._owners:
-            if name not in own or name in self._seeds:
-                continue
+        try:
+            shared = self._common(other)
+            facts = {"of": other._net.name, "tensors": len(shared)}
+        except Exception as error:  # perhaps this rank alone has it
+            fault = error
+        self._enter("take_from", here, facts, fault)()
+        self.share(other, shared)
+
+    def _common(self, other: Any) -> list[str]:
+        """Names of what another network stores alike; refused where it is no network on this mesh, or stores a tensor
+        of the same name otherwise."""
+        if not hasattr(other, "_net"):
+            raise TypeError(f"{self._net.name}: take_from takes a network, got {type(other).__name__}")
+        if other._net.place(other._mesh).key != self._net.place(self._mesh).key:
+            raise ValueError(f"{self._net.name}: {other._net.name} is on another mesh")
+        found = [name for name in self._owners if name in other._known and name not in self._seeds]
+        for name in found:
             mine, theirs = (n.stored[name] for n in (self._net, other._net))
             what = [(list(s.extents), s.axes, n.types[name]) for s, n in ((mine, self._net), (theirs, other._net))]
-            if what[0] != what[1] and fault is None:
+            if what[0] != what[1]:
                 said = [f"{kind} {shape} split {axes}" for shape, axes, kind in what]
                 fact = f"{self._net.name}: {name} is {said[0]}, and {said[1]} in {other._net.name}"
-                fault = ValueError(f"{fact}; the same grid and named algorithm lay both out alike")
-            shared.append(name)
-        self._enter("take_from", here, {"of": other._net.name, "tensors": len(shared)}, fault)()
-        self.share(other, shared)
+                raise ValueError(f"{fact}; the same grid and named algorithm lay both out alike")
+        return found
 
     @torch.no_grad()
     def full_state_dict(self) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from random import Random
 
 from convgen.cost.machine import Machine
 from convgen.cost.rows import program_cost
-from convgen.plan.program.by_timeline import overlapped_s
+from convgen.plan.program.by_timeline import SHORTER, overlapped_s
 from convgen.plan.program.nearby import Nearby, anneal
 from convgen.plan.program.ranks import NetworkPlan, StepSeconds, frozen_in, in_room, widened, working
 from convgen.program.network import Program
@@ -108,4 +108,5 @@ def further(plan: NetworkPlan, ranks: int, machine: Machine, dtype: str, layouts
     seconds = program_cost(best, machine, dtype).seconds
     made = replace(here, program=best, seconds=seconds, memory_bytes=fits.peak, walk=fits.walk)
     made = widened(replace(made, runner_up={}, heuristic=None), ranks, machine, dtype)  # those are of another plan
-    return replace(made, step=StepSeconds(overlapped_s(made.program, machine, dtype), plan.step.by_sums))
+    made = replace(made, step=StepSeconds(overlapped_s(made.program, machine, dtype), plan.step.by_sums))
+    return made if made.step_s < SHORTER * plan.step_s else plan
