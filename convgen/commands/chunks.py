@@ -54,7 +54,9 @@ def chunks_command(
     how: dict[str, Any] = {"target": None, "dtype": None, **options}
     several = compile_graphs([file], **how) if are_graphs([file]) else compile_one_rows([file], **how)
     if len(several) != 1:
-        raise InputError(f"{file} has {len(several)} layers, and this command takes one", hint="a file of one layer")
+        raise InputError(
+            f"{file} has {len(several)} layers, and this command takes one at a time", hint="a file of one layer"
+        )
     compiled = several[0].compiled
     inputs = [v.name for v in compiled.graph.inputs]
     if value is None and len(inputs) != 1:

@@ -367,7 +367,9 @@ def compile_one(file: str, **options: Any) -> CompiledFile:
     """The network of a file that has exactly one; options are those of `networks_of`."""
     found = networks_of([file], **options)
     if len(found) != 1:
-        raise InputError(f"{file} has {len(found)} layers, and this command takes one", hint="a YAML file of one layer")
+        raise InputError(
+            f"{file} has {len(found)} layers, and this command takes one at a time", hint="a YAML file of one layer"
+        )
     return found[0]
 
 
