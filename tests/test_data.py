@@ -251,6 +251,30 @@ def test_outputs_are_written_by_region(tmp_path: Path, grid: dict[str, int], chu
     assert np.allclose(found[at : at + 4], truth, atol=1e-5) and not found[at + 4 :].any()
 
 
+@pytest.mark.parametrize("grid", [{"N": 2}, {"H": 2}], ids=str)
+def test_where_nothing_can_be_written_is_refused(tmp_path: Path, grid: dict[str, int]) -> None:
+    """A sample below 0 would be another one, or none: of one sample, nothing was written and nothing said. Where one
+    rank's arguments are wrong, the others are told."""
+    net, target = compiled(tmp_path, grid), np.zeros((9, 2, 9, 10))
+
+    def program(end: VirtualTransport, at: Any, batch: int, name: str = "0", other: Any = None) -> None:
+        mesh = net.init_mesh("cpu", transport=end)
+        block = torch.ones([s.stop - s.start for s in net.region("0", mesh, batch=batch)])
+        write(target, net, name, block, mesh, at=at if other is None or end.rank else other, batch=batch)
+
+    for at in (-1, -4, 0.5, "1", None):
+        for batch in (1, 4):
+            with pytest.raises((RuntimeError, ValueError), match="at= is the number of a sample of the target, from 0"):
+                ranks(grid).run(lambda end, at=at, batch=batch: program(end, at, batch))
+    with pytest.raises((RuntimeError, ValueError), match=r"from 0 on, got -2"):
+        ranks(grid).run(lambda end: program(end, 0, 4, other=-2))
+    with pytest.raises((RuntimeError, ValueError), match="1 is one number, and a target has samples"):
+        ranks(grid).run(lambda end: program(end, 0, 4, "1"))
+    with pytest.raises((RuntimeError, ValueError), match="no value 'none'"):
+        ranks(grid).run(lambda end: program(end, 0, 4, "none" if end.rank else "0"))
+    assert not target.any()
+
+
 def test_chunks_that_several_ranks_write() -> None:
     """By brute force: a chunk of which two regions have elements."""
     draw = Random(4)

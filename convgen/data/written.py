@@ -32,12 +32,13 @@ def write(
     Raises:
         Exception: a rank couldn't write; on all of them, with its words.
     """
-    boxes: list[Where] = net.NET.regions(name, mesh, batch=batch)
     me: int = net.NET.place(mesh).me
-    writers = [k for k, box in enumerate(boxes) if box not in boxes[:k] and all(s.stop > s.start for s in box)]
-    moved = [(slice(b[0].start + at, b[0].stop + at), *b[1:]) for b in boxes]
     what, together, fault = f"write of {name}", False, None
+    writers, moved = list[int](), list[Where]()
     try:
+        boxes: list[Where] = net.NET.regions(name, mesh, batch=batch)
+        writers = [k for k, box in enumerate(boxes) if box not in boxes[:k] and all(s.stop > s.start for s in box)]
+        moved = _behind(at, net, name, boxes)
         _refuse_misfit(target, net, name, block, boxes[me], moved)
         together = _in_turns(target, [moved[k] for k in writers])
     except Exception as error:  # of this rank's file, perhaps
@@ -70,6 +71,19 @@ def _in_turns(target: Any, writers: Sequence[Where]) -> bool:
     if getattr(target, "one_writer", False):
         return True
     return shares(getattr(target, "shards", None) or getattr(target, "chunks", None), writers)
+
+
+def _behind(at: int, net: Any, name: str, boxes: Sequence[Where]) -> list[Where]:
+    """Where blocks lie in an array whose sample `at` is the batch's first.
+
+    Raises:
+        ValueError: there is no such sample: a slice from below 0 would be another one, or none.
+    """
+    if not hasattr(at, "__index__") or at < 0:
+        raise ValueError(f"{net.NAME}: at= is the number of a sample of the target, from 0 on, got {at!r}")
+    if not boxes[0]:
+        raise ValueError(f"{net.NAME}: {name} is one number, and a target has samples; gather gives it")
+    return [(slice(b[0].start + at, b[0].stop + at), *b[1:]) for b in boxes]
 
 
 def _refuse_misfit(target: Any, net: Any, name: str, block: Tensor, box: Where, moved: Sequence[Where]) -> None:
