@@ -296,6 +296,23 @@ def test_what_is_read(tmp_path: Path) -> None:
         block(Broken(OSError("short")))
 
 
+def test_floats_that_fit() -> None:
+    """Rounding is as ever, and infinities stay; a number that would become one is refused."""
+    region = (slice(0, 2),)
+    for array, kind, most in (
+        (np.array([1, 65535], dtype=np.uint16), torch.float16, "65504"),
+        (np.array([1.0, -1e300]), torch.float32, "3.4028e+38"),
+        (torch.tensor([1.0, 3.3e38]), torch.float16, "65504"),
+    ):
+        words = f"t: {kind} is wanted, and the array has numbers beyond {most}"
+        with pytest.raises(ValueError, match=re.escape(words)):
+            read_region(array, region, "t", kind)
+        wider = torch.bfloat16 if kind == torch.float16 else torch.float64
+        assert bool(read_region(array, region, "t", wider).isfinite().all())
+    half = read_region(np.array([np.inf, 0.1]), region, "t", torch.float16)
+    assert half.tolist() == [np.inf, float(np.float16(0.1))]
+
+
 def test_whole_numbers_that_fit() -> None:
     """Whole numbers become others that can have them; floats don't become whole."""
     region = (slice(0, 3),)

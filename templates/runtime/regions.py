@@ -108,9 +108,19 @@ def _converted(found: Tensor, name: str, kind: torch.dtype | None) -> Tensor:
     if kind.is_floating_point:
         if found.is_complex():
             raise ValueError(f"{name}: {kind} is wanted, and the array is of {found.dtype}")
-        return found.to(kind)
+        made = found.to(kind)
+        if _reach_of(found.dtype) > _reach_of(kind) and bool((made.isinf() & ~found.isinf()).any()):
+            raise ValueError(f"{name}: {kind} is wanted, and the array has numbers beyond {_reach_of(kind):.5g}")
+        return made
     made = found.to(kind)
     alike = not (found.is_floating_point() or found.is_complex() or (kind == torch.bool and found.dtype != kind))
     if not (kind.is_complex or (alike and bool((made.to(found.dtype) == found).all()))):
         raise ValueError(f"{name}: {kind} is wanted, and the array has numbers of {found.dtype} that it can't have")
     return made
+
+
+def _reach_of(kind: torch.dtype) -> float:
+    """The largest number of a type of real numbers."""
+    if kind == torch.bool:
+        return 1.0
+    return torch.finfo(kind).max if kind.is_floating_point else torch.iinfo(kind).max
