@@ -154,13 +154,17 @@ class Net(OnGrid, Plain):
             unknown = [letter for letter in found if letter not in self.letters]
             raise ValueError(f"{self.name}: sizes= are of {', '.join(self.letters)}; got {', '.join(unknown)}")
         for letter, n in found.items():
+            if isinstance(n, torch.SymInt):
+                continue
             try:
-                found[letter] = n if isinstance(n, torch.SymInt) else operator.index(n)
+                found[letter] = operator.index(n)
             except TypeError:
-                what = (
-                    "batch= is the number of samples" if letter == "N" else f"sizes= have a whole number for {letter}"
-                )
-                raise ValueError(f"{self.name}: {what}, got {n!r}") from None
+                found[letter] = -1
+            if found[letter] < (letter != "N"):
+                what = "batch= is the number of samples"
+                if letter != "N":
+                    what = f"sizes= have a whole number from 1 on for {letter}"
+                raise ValueError(f"{self.name}: {what}, got {n!r}")
         return tuple(found.values())
 
     def sized(self, shape: Sequence[Size], batch: int | Extents) -> tuple[int, ...]:
