@@ -16,6 +16,7 @@ from sampling import cases_of, draws
 from torch import Tensor, nn
 
 from convgen.algebra.grid import Grid
+from convgen.errors import InputError
 from convgen.network_compiler import CompiledNetwork, compile_network
 from convgen.program.network import Program
 from convgen.program.other_sizes import for_any_extents, program_like
@@ -300,3 +301,23 @@ def test_sizes_that_conditions_refuse_are_named_on_all_ranks(tmp_path: Path) -> 
 
     first, second = World(2).run(program)
     assert first == second
+
+
+@pytest.mark.parametrize(
+    ("opened", "said"),
+    [
+        ({"q": {"H": 2}}, "open: Sequential has no input q"),
+        ({"input": {"H": 4}}, "open: input [2, 1, 9, 8] has no dimension 4"),
+        ({"input": {"H": -1}}, "open: input [2, 1, 9, 8] has no dimension -1"),
+        ({"input": {"H": 2.0}}, "open: input [2, 1, 9, 8] has no dimension 2.0"),
+        ({"input": {"H": 2, "W": 2}}, "open: dimension 2 of input is H and W"),
+        ({"input": {"H": 1}}, "open: H of input is 1 in the example"),
+        ({"input": {"C": 1}}, "open: dimension 1 of input can't be C"),
+    ],
+    ids=str,
+)
+def test_what_can_not_be_open_is_refused(opened: Any, said: str) -> None:
+    module = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1))
+    with pytest.raises(InputError) as caught:
+        exported(module, (torch.zeros(2, 1, 9, 8),), name="net", opened=opened)
+    assert said in str(caught.value)

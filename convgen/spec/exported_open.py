@@ -66,14 +66,17 @@ def check_opened(opened: Opened, tensors: Mapping[str, torch.Tensor], name: str)
     for argument, dims in opened.items():
         if argument not in tensors:
             raise InputError(f"open: {name} has no input {argument}", hint=f"one of {', '.join(tensors)}")
-        shape = tensors[argument].shape
+        shape, letters = tensors[argument].shape, dict[int, str]()
         for letter, d in dims.items():
             if letter.startswith(FOLLOWS):
                 continue
+            if (other := letters.setdefault(d, letter)) != letter:
+                fact = f"open: dimension {d} of {argument} is {other} and {letter}"
+                raise InputError(fact, hint="a letter for each dimension: {'z': {'H': 2, 'W': 3}}")
             if letter not in LETTERS or (letter == "N") != (d == 0):
                 hint = f"N is dimension 0; others are {', '.join(LETTERS[1:])}"
                 raise InputError(f"open: dimension {d} of {argument} can't be {letter}", hint=hint)
-            if not 0 <= d < len(shape):
+            if not (isinstance(d, int) and 0 <= d < len(shape)):
                 raise InputError(f"open: {argument} {list(shape)} has no dimension {d}", hint="{'z': {'H': 2, 'W': 3}}")
             size = int(shape[d])
             if size < 2 and letter != "N":
