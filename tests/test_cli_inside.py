@@ -209,6 +209,19 @@ def test_a_refusal_has_the_line(layer: Path, tmp_path: Path) -> None:
 def test_what_is_no_schedule_is_refused(layer: Path, tmp_path: Path) -> None:
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
     (tmp_path / "empty").write_text("")
+    lines = schedule_of(layer).splitlines(keepends=True)
+    (tmp_path / "open").write_text(schedule_of(layer).removesuffix("}\n"))
+    (tmp_path / "roles").write_text("".join(line for line in lines if "roles backward_data" not in line))
+    (tmp_path / "twice").write_text("".join(line * (1 + ("roles forward" in line)) for line in lines))
+    (tmp_path / "held").write_text("".join(line + "  hold_x: twice\n" * ("stored:" in line) for line in lines))
+    for file, fact in (
+        ("open", "it ends without the closing brace"),
+        ("roles", "it ends without a line 'roles backward_data: ...'"),
+        ("twice", "schedule text, line 4: cannot read 'roles forward"),
+        ("held", "schedule text, line 3: cannot read 'hold_x: twice'"),
+    ):
+        done = convgen("compile", layer, "--schedule", tmp_path / file)
+        assert isinstance(done.exception, InputError) and fact in done.exception.fact, done.exception
     for file, fact in (("nothing", "can't read"), ("bytes", "not UTF-8 text"), ("empty", "schedule text, line 0")):
         done = convgen("compile", layer, "--schedule", tmp_path / file)
         assert isinstance(done.exception, InputError) and fact in done.exception.fact

@@ -124,9 +124,13 @@ def parse(text: str) -> Schedule:
             stored = [(layout.tensor, layout) for layout in _layouts(line[8:], number, raw)]
         elif line.startswith("roles "):
             key, _, rest = line[6:].partition(": ")
+            if key not in PHASES or key in roles:
+                raise _bad(number, raw, f"roles of {', '.join(PHASES)}, each once")
             roles[key] = _roles(rest, number, raw)
         elif line.startswith("hold_x: "):
             hold = line[8:]
+            if hold not in ("gathered", "stored"):
+                raise _bad(number, raw, "hold_x: gathered, or hold_x: stored")
         elif line[:-1] in PHASES and line.endswith(":"):
             phase = line[:-1]
         elif line == "}":
@@ -135,8 +139,13 @@ def parse(text: str) -> Schedule:
             state[phase].append(_step(match, number, raw))
         else:
             raise _bad(number, raw, "a section or a step `%name = op %value : type`")
-    if not closed or set(roles) != set(PHASES) or hold not in ("gathered", "stored"):
-        raise _bad(len(text.splitlines()), "", "stored types, roles of three phases, their steps, and a closing brace")
+    missing = [f"a line 'roles {phase}: ...'" for phase in PHASES if phase not in roles]
+    missing += [] if closed else ["the closing brace"]
+    if missing:
+        hint = "stored types, roles of three phases, their steps, and a closing brace"
+        raise InputError(
+            f"schedule text, line {len(text.splitlines())}: it ends without {', '.join(missing)}", hint=hint
+        )
     return Schedule(
         name=name,
         grid=grid,
