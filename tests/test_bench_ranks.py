@@ -311,6 +311,7 @@ def test_scaling_is_of_samples_a_second() -> None:
     ("words", "said"),
     [
         ("", "no launcher has started any"),
+        ("", "--grid N=4; a layer's file and a plan say theirs, and take no --grid"),
         ("--plot p.svg", "--plot draws steps over ranks"),
         ("--grid N=2 --weak", "--weak: scaling wants several grids"),
         ("--grid N=1 --grid N=2 --trace t.json", "--trace is of one grid"),

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from convgen.calibrate.team import Team
     from convgen.commands.compiled_file import CompiledFile
 
-LAUNCH = "torchrun --nproc-per-node 4 -m convgen bench FILE --grid N=4"
+ITS_OWN = "a layer's file and a plan say theirs, and take no --grid"
+LAUNCH = f"torchrun --nproc-per-node 4 -m convgen bench FILE --grid N=4; {ITS_OWN}"
 TORCHS = ("ddp", "module")
 
 
@@ -184,7 +185,7 @@ def _subjects(
     most = max(one.ranks for one in strong)
     if most != team.size:
         fact = f"{file} is compiled for {most} ranks, and here are {team.size} processes"
-        raise InputError(fact, hint=f"torchrun --nproc-per-node {most}, or another --grid")
+        raise InputError(fact, hint=f"torchrun --nproc-per-node {most}, or another --grid; {ITS_OWN}")
     growing: list[Subject] = []
     for one in strong if weak else ():
         batch = weak_batch(one.compiled.graph.batch, one.ranks, most)
