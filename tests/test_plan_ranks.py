@@ -126,6 +126,17 @@ def test_lines_to_type_next_run(network: str) -> None:
     assert (Path("build") / name / "network.py").is_file()
 
 
+def test_lines_to_type_next_start_the_ranks_that_work() -> None:
+    """A plan of five ranks may be one of four, and its bench and its package take four processes."""
+    line = "convgen plan made.py:net --input 3,4,128,128 --machine lassen --ranks 1,5"
+    found = data_of(line)
+    assert found["fastest_ranks"] == 5 and found["ranks"][1]["grid"] == {"a": 2, "b": 2}
+    *_, plan, _, timed, launch = found["next"]
+    assert "--ranks 5" in plan
+    assert all(line.startswith("torchrun --nproc-per-node 4 ") for line in (timed, launch))
+    assert "next, on 5 ranks, of which 1 has nothing to do:" in run(line).stdout
+
+
 def test_a_layer_has_its_best_grid() -> None:
     found = data_of("convgen plan layer.yaml --machine lassen --ranks 1,2,8")
     (layer,), machine = read_layers("layer.yaml"), load_machine("lassen")

@@ -86,7 +86,9 @@ def show_network(
         except InputError as error:
             raise locate(error, network.source if network is not None else graph.source_file) from None
     best = found.fastest
-    lines = [] if best is None else _network_lines(file, network, graph.name, best.ranks, options, asked)
+    lines = list[str]()
+    if best is not None and best.grid is not None:
+        lines = _network_lines(file, network, graph.name, best.ranks, best.grid.ranks, options, asked)
     _show(found, lines, options)
 
 
@@ -131,9 +133,9 @@ def _show(found: Help, lines: list[str], options: Mapping[str, Any]) -> None:
 
 
 def _network_lines(
-    file: str, network: Network | None, name: str, ranks: int, options: Mapping[str, Any], asked: str
+    file: str, network: Network | None, name: str, ranks: int, working: int, options: Mapping[str, Any], asked: str
 ) -> list[str]:
-    """The commands from the network to a training script on the ranks, by the plan in the table."""
+    """The commands from the network to a training script on the ranks that work, by the plan in the table."""
     lines, graph = list[str](), file
     if is_factory(file):
         graph = f"{name}.yaml"
@@ -152,6 +154,6 @@ def _network_lines(
         *lines,
         f"convgen plan {graph} --ranks {ranks}{asked} -o {plan}",
         f"convgen compile {plan} -o build",
-        f"torchrun --nproc-per-node {ranks} -m convgen bench {plan}   # its step on your ranks: docs/bench.md",
-        f"torchrun --nproc-per-node {ranks} SCRIPT.py   # imports build/{name}: docs/networks.md",
+        f"torchrun --nproc-per-node {working} -m convgen bench {plan}   # its step on your ranks: docs/bench.md",
+        f"torchrun --nproc-per-node {working} SCRIPT.py   # imports build/{name}: docs/networks.md",
     ]

@@ -310,9 +310,12 @@ def _verdict(found: Help) -> Iterator[str]:
 
 
 def _next(found: Help, lines: Sequence[str]) -> Iterator[str]:
-    if lines and found.fastest is not None:
+    best = found.fastest
+    if lines and best is not None:
+        idle = 0 if best.grid is None else best.ranks - best.grid.ranks
         yield ""
-        yield f"next, on {number_of(found.fastest.ranks, 'rank')}:"
+        rest = f", of which {idle} {'has' if idle == 1 else 'have'} nothing to do" if idle else ""
+        yield f"next, on {number_of(best.ranks, 'rank')}{rest}:"
         yield from (f"  {line}" for line in lines)
 
 
