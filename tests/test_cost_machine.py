@@ -59,6 +59,8 @@ def test_an_unknown_machine_is_refused_with_those_that_exist() -> None:
     [
         ("latency_s: 3.0e-5", "latency_s: -1", "latency_s can't be -1"),
         ("latency_s: 3.0e-5", "latency: 3.0e-5", "unknown key 'latency'"),
+        ("latency_s: 3.0e-5", "latency_s: 1e-320", "latency_s can't be 1e-320"),
+        ("launch_s: 1.0e-5", "launch_s: 1e308", "launch_s can't be 1e+308"),
         ("efficiency: 0.5", "efficiency: 1.5", "efficiency can't be 1.5"),
         ("efficiency: 0.5", "efficiency: yes", "efficiency can't be 'yes'"),
         ("  float16: 6.656e+11", "", "float16 in peak_flops_per_s is missing"),

@@ -57,9 +57,13 @@ def whole(value: object, path: Place) -> int:
 
 def positive(value: object, path: Place) -> float:
     zero = path[-1] in ZERO
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and (0 < value < 1e30 or (zero and value == 0)):
+    if (
+        isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and (1e-30 <= value <= 1e30 or (zero and value == 0))
+    ):
         return float(value)
-    hint = "a number, 0 or more" if zero else "a number above 0"
+    hint = "a number from 1e-30 to 1e30" + (", or 0" if zero else "")
     raise InputError(f"{dotted(path)} can't be {shown(value)}", path, hint=hint)
 
 
