@@ -103,6 +103,9 @@ PLANS = [
     ("machine: ", "machine: nowhere #", "machine 'nowhere' is unknown"),
     ("grid: {a: 2, b: 2}", "grid: {a: 99999999, b: 2}", "more than 65536"),
     ("grid: {a: 2, b: 2}", "grid: {a: true}", "can't have true ranks"),
+    ('running_mean": "[(a,b)]"', 'running_mean": "[(a,b)"', "cannot read '[(a,b)'"),
+    ('running_mean": "[(a,b)]"', 'running_mean": "[c]"', "axes are a, b"),
+    ('running_mean": "[(a,b)]"', 'running_mean": "[a]"', "both want one layout"),
     ("values:", "values: [1, 2] #", "values can't be [1, 2]"),
     ("rows:", "rows: 3 #", "rows can't be 3"),
     ("rows:", "rows: #", "rows can't be nothing"),
@@ -122,7 +125,7 @@ def test_plans(
         keep = plan.text.split(old)[0] + (old + "\n" if old == "rows:" else old + "\nrows: []\n")
         plan = replace(plan, text=keep)
     said = refused(plan, folder, monkeypatch, old, new, ["compile", "plan.yaml", "-o", "o"])
-    assert fact in said
+    assert fact in said and "  try " in said
 
 
 def test_a_plan_says_the_file_that_priced_it(

@@ -186,12 +186,13 @@ def _again(data: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _stored(text: object, grid: Grid, path: KeyPath) -> tuple[Axes, ...]:
-    inside = text_of(text, path).strip().removeprefix("[").removesuffix("]")
-    found = entries_of(inside)
+    said = text_of(text, path).strip()
+    found = entries_of(said[1:-1]) if said[:1] + said[-1:] == "[]" else None
     if found is None:
         raise InputError(f"cannot read {shown(text)}", path, hint="an entry a dimension: [a * (b,c) *]")
     if not is_one_each(found, grid.names):
-        raise InputError(f"{shown(text)}: an axis splits one dimension, axes are {', '.join(grid.names)}", path)
+        fact = f"{shown(text)}: an axis splits one dimension, axes are {', '.join(grid.names)}"
+        raise InputError(fact, path, hint="each of these once, or not: the others hold copies")
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from convgen.algebra.grid import Grid
+from convgen.algebra.notation import entry_text
 from convgen.errors import InputError
 from convgen.operations.bound import Bound
 from convgen.plan.parts import Parts
@@ -62,7 +63,8 @@ def program_of(plan: PlanFile, parts: Parts, *, bare: bool = True) -> Program:
             raise InputError(fact, ("values", n), hint="an entry a dimension: [a * (b,c) *]")
     for buffer, value in updates:
         if stored[buffer] != stored[value]:
-            raise InputError(f"{buffer} becomes {value}: both want one layout", ("values", buffer))
+            fact = f"{buffer} becomes {value}: both want one layout"
+            raise InputError(fact, ("values", buffer), hint=f"[{' '.join(map(entry_text, stored[value]))}]")
     placed = [_row(i, r, b, grid, stored) for i, (r, b) in enumerate(zip(plan.rows, rows, strict=True))]
     values = {n: Value(n, t.shape, t.dtype, stored[n], t.kind) for n, t in known.items()}  # type: ignore[arg-type]
     program = Program(
