@@ -254,11 +254,14 @@ class Served:
         facts: dict[str, object] = {}
         layout = first
         try:
+            alike: dict[str, object] = {}  # of what a layout of one rank would not compare with the others
             if self.whole:
-                batch, sizes = sizes_of(first.package, first.model.call.arguments.tensors(args, keywords))
+                inputs = first.model.call.arguments.tensors(args, keywords)
+                batch, sizes = sizes_of(first.package, inputs)
                 sizes = sizes if batch is None else {**sizes, "N": batch}
+                alike = {name: f"{x.dtype} {x.device.type} {x.layout} {[*x.shape]}" for name, x in inputs.items()}
             known = self._opened(sizes or {})
-            facts = net.said(known) | {"limit_bytes": self.limit_bytes}
+            facts = net.said(known) | {"limit_bytes": self.limit_bytes} | alike
             layout = self._chosen(known)
             facts["layout"] = layout.name
         except Exception as error:  # perhaps of this rank's arguments alone

@@ -320,6 +320,13 @@ def test_a_method_is_served_in_several_layouts_on_one_set_of_parameters() -> Non
         served.limit_bytes = None
         with pytest.raises(RuntimeError, match=r"nothing was computed: H: 12 on ranks \[0\], 13 on ranks \[1\]"):
             served(torch.zeros(1, 2, 12 + rank, 10, dtype=torch.float64))
+        x = torch.zeros(1, 2, 12, 10, dtype=torch.float64)
+        assert served.at(H=12, W=10).name == "W=1"  # in which a rank is alone, and yet all are told
+        for wrong in (x.float(), x[:, :1], x.to("meta"), x.to_sparse()):
+            with pytest.raises(
+                RuntimeError, match=r"ranks differ in a call, nothing was computed: z: torch\.float64 cpu"
+            ):
+                served(wrong if rank else x)
         with pytest.raises((InputError, ValueError), match="scale"):
             served(torch.zeros(1, 2, 12, 10, dtype=torch.float64), scale=0.5 + rank / 4)
         with pytest.raises(InputError, match="layouts share parameters"):
