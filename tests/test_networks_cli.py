@@ -271,3 +271,15 @@ def test_what_runs_whole_is_listed_or_refused(tmp_path: Path, monkeypatch: pytes
 
 def test_a_file_that_is_not_there_is_said_first(tmp_path: Path) -> None:
     assert "No such file" in refused("compile", tmp_path / "nothing.yaml", *GRID)
+
+
+def test_files_of_another_kind_are_said_to_be(files: Path, tmp_path: Path) -> None:
+    """What is imported is a factory's network or one by hand; a plan is planned no more."""
+    plan = tmp_path / "p.yaml"
+    assert convgen("plan", files, "--machine", "cpu", "--ranks", 2, "--grid", "a=2", "-o", plan).exit_code == 0
+    for file in (files, plan):
+        for inputs in ((), ("--input", "1,2,20,12")):
+            text = refused("import", file, *inputs, "-o", tmp_path / "again.yaml")
+            assert "has no nodes" in text and f"convgen compile {file}" in text
+    assert "this is a plan, not a network" in refused("network", plan)
+    assert "this is a plan, not a network" in refused("plan", plan, "--machine", "cpu", "--ranks", 2)

@@ -77,6 +77,9 @@ def import_command(
     if is_network_file(factory):
         graph = _written(factory, inputs or arguments or evaluation)
         keep_input(output, factory, "-o")
+    elif ":" not in factory and Path(factory).is_file() and Path(factory).suffix in (".yaml", ".yml", ".csv"):
+        fact = f"{factory} has no nodes, as a network that is written by hand"
+        raise InputError(fact, hint=f"convgen compile {factory}: layers, graphs and plans are taken as they are")
     else:
         graph, tensors = traced(factory, inputs, arguments, evaluation=evaluation)
     check_names(graph)

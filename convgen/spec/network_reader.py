@@ -23,7 +23,11 @@ from convgen.spec.yaml import read_yaml
 
 KEYS = ("name", "input", "dtype", "blocks", "nodes")
 _NODES = re.compile(r"^nodes\s*:", re.MULTILINE)
-OTHER_FILES = {"layer": "this is a layer file", "layers": "this is a plan"}  # by a key that only such files have
+OTHER_FILES = {  # by a key that only such files have
+    "layer": "this is a layer file",
+    "layers": "this is a plan",
+    "network_plan": "this is a plan",
+}
 
 
 def is_network_file(path: str | Path) -> bool:

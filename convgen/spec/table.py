@@ -126,7 +126,8 @@ def _layer_of(cells: dict[str, str], where: str) -> dict[str, Any]:
         elif column == "layer" or (column == "output_padding" and not cell):
             continue
         elif not _DIGITS.fullmatch(cell):
-            raise InputError(f"{column} is {shown(cell)}, not a whole number", where=where, hint="digits only")
+            fact = f"{column} is {shown(cell)}, not a whole number"
+            raise InputError(fact, where=where, hint="digits only, 18 at most")
         else:
             number[column] = int(cell)
     return {
