@@ -356,6 +356,24 @@ def test_regions_of_layers(tmp_path: Path, example: str) -> None:
 
 
 @pytest.mark.slow
+def test_samples_of_a_layer_that_are_no_number(tmp_path: Path) -> None:
+    """Their half was a region, too."""
+    file = tmp_path / "layer_of_samples.py"
+    layer = read_layer(ROOT / "examples" / "spatial_2x2.yaml")
+    file.write_text(compile_layer(layer).module())
+    module: Any = load_module(file)
+
+    def program(transport: VirtualTransport) -> None:
+        mesh = module.init_mesh("cpu", transport=transport)
+        for batch in (-1, 2.5, "3"):
+            with pytest.raises(ValueError, match="batch= wants the global number of samples, got"):
+                module.region("x", mesh, batch=batch)
+            with pytest.raises(ValueError, match="batch= wants the global number of samples, got"):
+                module.block("x", np.zeros((2, 16, 57, 45)), mesh, batch=batch)
+
+    World(layer.grid.ranks).run(program)
+
+
 def test_a_model_that_reads_its_region_under_autocast() -> None:
     """`parallelize` with whole=False, compiled for autocast: blocks by region, with halos or without; torch's types."""
 

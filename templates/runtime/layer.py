@@ -192,9 +192,9 @@ class Layer(OnGrid):
             name: x, w, bias or y; dx, dw, dbias or dy.
             batch: the global number of samples, where it is not the compiled one.
         """
-        layout = self._layout_of(name)
+        layout, batch = self._layout_of(name), samples_of(self, self.batch if batch is None else batch)
         taps = tuple((0, k) for k in self.kernel) if layout.tensor == "w" else ()
-        here = self.here(self.mesh_key(mesh), self.batch if batch is None else batch)
+        here = self.here(self.mesh_key(mesh), batch)
         return as_slices((*here.held(layout), *taps))
 
     def block(self, name: str, array: Any, mesh: DeviceMesh, *, batch: int | None = None) -> Tensor:
@@ -204,7 +204,7 @@ class Layer(OnGrid):
             array: the whole tensor: anything that has a shape and takes slices, as arrays of numpy and torch, mapped
                 ones, and those of h5py, zarr and others. Its numbers are converted to the layer's type.
         """
-        batch = self.batch if batch is None else batch
+        batch = samples_of(self, self.batch if batch is None else batch)
         self._refuse_part(name, array.shape, batch)
         found = read_region(array, self.region(name, mesh, batch=batch), f"{self.name}: {name}", self.dtype)
         return found.to(self.device, memory_format=self.format(self._layout_of(name).tensor))
