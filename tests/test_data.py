@@ -275,6 +275,32 @@ def test_where_nothing_can_be_written_is_refused(tmp_path: Path, grid: dict[str,
     assert not target.any()
 
 
+def test_numbers_that_the_target_can_not_have_are_refused(tmp_path: Path) -> None:
+    """Classes go into bytes; numbers with a point, and larger ones, would be others there. Nothing is written then."""
+    net = compiled(tmp_path, {"H": 2})
+
+    def program(end: VirtualTransport, target: Any, value: float, kind: torch.dtype) -> None:
+        mesh = net.init_mesh("cpu", transport=end)
+        block = torch.zeros([s.stop - s.start for s in net.region("0", mesh)], dtype=kind)
+        block[..., -1:] = value if end.rank else 1
+        write(target, net, "0", block, mesh)
+
+    cases: list[tuple[str, float, torch.dtype, bool]] = [
+        ("u1", 7, torch.int64, True), ("u1", 7, torch.float32, True), ("?", 1, torch.float32, True),
+        ("f2", 0.1, torch.float64, True), ("u1", 0.5, torch.float32, False), ("u1", 256, torch.int64, False),
+        ("u1", -1, torch.int64, False), ("i8", float("nan"), torch.float64, False), ("?", 2, torch.int64, False),
+    ]  # fmt: skip
+    for kind, value, of, fits in cases:
+        target = np.zeros((4, 2, 9, 10), dtype=kind)
+        if fits:
+            ranks({"H": 2}).run(lambda end, t=target, v=value, k=of: program(end, t, v, k))
+            assert target[..., -1].any()
+            continue
+        with pytest.raises((RuntimeError, ValueError), match=r"that a target of .* can't have"):
+            ranks({"H": 2}).run(lambda end, t=target, v=value, k=of: program(end, t, v, k))
+        assert not target.any()
+
+
 def test_chunks_that_several_ranks_write() -> None:
     """By brute force: a chunk of which two regions have elements."""
     draw = Random(4)

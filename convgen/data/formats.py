@@ -228,6 +228,7 @@ class Format:
         opens: gives the array; read and written by what it gives where `writes` says so.
         urls: whether it is read behind a URL.
         one_writer: a file has one writer at a time, and then no reader: it is open while it is used, no longer.
+        scales: numbers of a whole type may stand for others, by a scale and an offset.
     """
 
     opens: Callable[[Asked], Held]
@@ -235,6 +236,7 @@ class Format:
     writes: bool = False
     urls: bool = False
     one_writer: bool = False
+    scales: bool = False
 
 
 FORMATS = {
@@ -243,8 +245,8 @@ FORMATS = {
     "safetensors": Format(_safetensors, (".safetensors",)),
     "hdf5": Format(_hdf5, (".h5", ".hdf5", ".he5"), writes=True, urls=True, one_writer=True),
     "zarr": Format(_zarr, (".zarr", ".zarr.zip"), writes=True, urls=True),
-    "netcdf": Format(_netcdf, (".nc", ".nc4"), writes=True, one_writer=True),
-    "nifti": Format(_nifti, (".nii", ".nii.gz")),
+    "netcdf": Format(_netcdf, (".nc", ".nc4"), writes=True, one_writer=True, scales=True),
+    "nifti": Format(_nifti, (".nii", ".nii.gz"), scales=True),
     "tiff": Format(_tiff, (".tif", ".tiff"), urls=True),
 }
 

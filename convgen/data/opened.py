@@ -54,6 +54,7 @@ class FileArray:
 
     Attributes:
         one_writer: whether ranks have to write one after the other, whatever its chunks are.
+        scales: whether what is written may become others in the file's type, by a scale and an offset.
     """
 
     _held: Held | None = None
@@ -76,6 +77,7 @@ class FileArray:
             urls = ", ".join(n for n, one in FORMATS.items() if one.urls)
             raise InputError(f"{self}: behind a URL files are read of {urls}", hint="a copy of it")
         self.one_writer = mode == "r+" and self._format.one_writer
+        self.scales = self._format.scales
 
     def __str__(self) -> str:
         return self._asked.path + (f"::{self._asked.name}" if self._asked.name is not None else "")

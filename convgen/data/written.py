@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from convgen.data.chunks import Where, shares
+from convgen.late import np
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,9 +24,9 @@ def write(
     writer at a time (HDF5, NetCDF) each opens it in its turn. When it returns, all have written.
 
     Args:
-        target: of the whole output's shape but for its samples, of which it may have more: anything that takes
-            `target[slices] = block`, as arrays in mapped files, zarr's, and `open(..., "r+")` do; its `chunks` or
-            `shards` are looked at.
+        target: of the whole output's shape but for its samples, of which it may have more, and of a type that has the
+            output's numbers, rounded where it is one of floats: anything that takes `target[slices] = block`, as
+            arrays in mapped files, zarr's, and `open(..., "r+")` do; its `chunks` or `shards` are looked at.
         at: the sample of the target at which the first one of the batch goes.
         batch: the number of samples, where it is not the compiled one.
 
@@ -94,6 +95,14 @@ def _refuse_misfit(target: Any, net: Any, name: str, block: Tensor, box: Where, 
     shape = tuple(target.shape)
     if len(shape) != len(least) or shape[1:] != least[1:] or shape[0] < least[0]:
         raise ValueError(f"{net.NAME}: {name} goes up to {least}, and the target has shape {shape}")
+    kind: Any = getattr(target, "dtype", None)
+    scales = getattr(target, "scales", type(target).__module__.startswith("netCDF4"))
+    if isinstance(kind, np.dtype) and kind.kind in "biu" and not scales:
+        found = _of_torch(block)
+        with np.errstate(invalid="ignore"):  # of what is none of this type, as NaN
+            same = found.dtype.kind != "c" and bool((found.astype(kind) == found).all())
+        if not same:
+            raise ValueError(f"{net.NAME}: {name} has numbers of {found.dtype} that a target of {kind} can't have")
 
 
 def _of_torch(block: Tensor) -> Any:
