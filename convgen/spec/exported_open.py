@@ -76,7 +76,7 @@ def check_opened(opened: Opened, tensors: Mapping[str, torch.Tensor], name: str)
             if letter not in LETTERS or (letter == "N") != (d == 0):
                 hint = f"N is dimension 0; others are {', '.join(LETTERS[1:])}"
                 raise InputError(f"open: dimension {d} of {argument} can't be {letter}", hint=hint)
-            if not (isinstance(d, int) and 0 <= d < len(shape)):
+            if not (hasattr(d, "__index__") and 0 <= d < len(shape)):
                 raise InputError(f"open: {argument} {list(shape)} has no dimension {d}", hint="{'z': {'H': 2, 'W': 3}}")
             size = int(shape[d])
             if size < 2 and letter != "N":
