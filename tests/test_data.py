@@ -279,16 +279,18 @@ def test_numbers_that_the_target_can_not_have_are_refused(tmp_path: Path) -> Non
     """Classes go into bytes; numbers with a point, and larger ones, would be others there. Nothing is written then."""
     net = compiled(tmp_path, {"H": 2})
 
-    def program(end: VirtualTransport, target: Any, value: float, kind: torch.dtype) -> None:
+    def program(end: VirtualTransport, target: Any, value: complex, kind: torch.dtype) -> None:
         mesh = net.init_mesh("cpu", transport=end)
         block = torch.zeros([s.stop - s.start for s in net.region("0", mesh)], dtype=kind)
         block[..., -1:] = value if end.rank else 1
         write(target, net, "0", block, mesh)
 
-    cases: list[tuple[str, float, torch.dtype, bool]] = [
+    cases: list[tuple[str, complex, torch.dtype, bool]] = [
         ("u1", 7, torch.int64, True), ("u1", 7, torch.float32, True), ("?", 1, torch.float32, True),
         ("f2", 0.1, torch.float64, True), ("u1", 0.5, torch.float32, False), ("u1", 256, torch.int64, False),
         ("u1", -1, torch.int64, False), ("i8", float("nan"), torch.float64, False), ("?", 2, torch.int64, False),
+        ("f4", 1e300, torch.float64, False), ("f2", 1e6, torch.float32, False), ("f4", 1j, torch.complex64, False),
+        ("f4", float("inf"), torch.float64, True), ("f4", 2**60, torch.int64, True),
     ]  # fmt: skip
     for kind, value, of, fits in cases:
         target = np.zeros((4, 2, 9, 10), dtype=kind)

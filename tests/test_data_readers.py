@@ -9,6 +9,7 @@ import re
 import shutil
 import threading
 import weakref
+from contextlib import nullcontext
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -30,7 +31,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 import convgen.data
-from convgen.data import Batches, Blocks, FileArray
+from convgen.data import Batches, Blocks, FileArray, write
 from convgen.data.chunks import straddling
 from convgen.data.opened import _OPEN
 from convgen.errors import InputError
@@ -356,6 +357,30 @@ def test_scaled_and_odd_types(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match="wanted"):
             read_region(convgen.data.open(tmp_path / "x.h5", name), (slice(0, 2),), "x", kind)
+
+
+def test_numbers_are_written_where_a_scale_stands_for_them(tmp_path: Path) -> None:
+    """A NetCDF variable of whole numbers without a scale is as any target of these; nothing is written that it can't
+    have."""
+    net = compiled(tmp_path, {"H": 2})
+    for scale, fits in ((None, False), (0.5, True)):
+        with netCDF4.Dataset(tmp_path / "y.nc", "w") as file:
+            for name, extent in zip("ncab", (4, 2, 9, 10), strict=True):
+                file.createDimension(name, extent)
+            made = file.createVariable("y", "i2", tuple("ncab"))
+            if scale is not None:
+                made.scale_factor = scale
+            made[:] = np.zeros((4, 2, 9, 10))
+
+        def program(end: VirtualTransport) -> None:
+            mesh = net.init_mesh("cpu", transport=end)
+            block = torch.full([s.stop - s.start for s in net.region("0", mesh)], 1.5)
+            write(convgen.data.open(tmp_path / "y.nc", mode="r+"), net, "0", block, mesh)
+
+        with nullcontext() if fits else pytest.raises((RuntimeError, ValueError), match="a target of int16 can't have"):
+            World(2).run(program)
+        with netCDF4.Dataset(tmp_path / "y.nc") as file:
+            assert (np.asarray(file["y"][:]) == (1.5 if fits else 0)).all()
 
 
 def test_a_rank_that_cannot_open_its_file(tmp_path: Path) -> None:

@@ -286,6 +286,7 @@ def test_what_is_no_block_on_one_rank_is_told_to_all() -> None:
             *(told(lambda other=other: network(other if rank else mine)) for other in no_blocks(mine)),
             *(told(lambda other=other: net.gather("x", other if rank else mine, place)) for other in no_blocks(mine)),
             told(lambda: net.gather("z" if rank else "x", mine, place)),
+            told(lambda: forward_mode(lambda: net.gather("x", with_tangent(mine) if rank else mine, place), rank)),
             told(lambda: net.gather("x", mine, place, batch=2.5 if rank else None)),
             *(told(lambda n=n: network(mine, batch=n if rank else None)) for n in no_numbers()),
             *(told(lambda h=h: network(mine, halo=h if rank else ())) for h in (5, [["x"]], torch.tensor(1.0))),
@@ -318,6 +319,10 @@ def forward_mode(call: Any, rank: int) -> Any:
         return call()
 
 
+def with_tangent(x: torch.Tensor) -> Any:
+    return forward_ad.make_dual(x, x)
+
+
 def no_states(state: dict[str, torch.Tensor]) -> list[Any]:
     first = next(iter(state))
     others = torch.zeros(7), state[first].to("meta"), "no"
@@ -335,6 +340,24 @@ def test_a_norm_that_is_none_on_one_rank_is_told_to_all(wrong: tuple[Any, float]
     one, two = spawn(program, 2, GUARD_S)
     words = two.partition(": ")[2]
     assert one == f"ValueError: clip_grad_norm_: ranks [1] refused their arguments, nothing was computed: {words}"
+
+
+@pytest.mark.slow
+def test_an_error_without_words_is_told_by_its_kind() -> None:
+    net = package(2)
+
+    class Silent(dict[str, torch.Tensor]):
+        def __contains__(self, name: object) -> bool:
+            raise AssertionError
+
+    def program(rank: int) -> str:
+        network = net.Network(net.init_mesh("cpu", timeout=NEVER_S))
+        state = network.full_state_dict()
+        return told(lambda: network.load_full(Silent(state) if rank else state))
+
+    one, two = spawn(program, 2, GUARD_S)
+    assert two == "AssertionError: "
+    assert one.endswith("ranks [1] refused their arguments, nothing was computed: AssertionError")
 
 
 def test_a_state_that_reads_like_a_dict_is_loaded() -> None:

@@ -81,6 +81,7 @@ class Held:
         chunks, shards: extents of what is read at once, and written at once; None where there are none.
         absent: chunks (or shards) of a region that the file lacks, by number along each dimension.
         watched: the file whose change may change the array's shape.
+        scales: whether numbers of a whole type stand for others here, by a scale and an offset.
     """
 
     array: Any
@@ -89,6 +90,7 @@ class Held:
     shards: tuple[int, ...] | None = None
     absent: Callable[[Where], Iterator[Chunk]] = all_there
     watched: str = ""
+    scales: bool = False
 
 
 def _npy(of: Asked) -> Held:
@@ -194,7 +196,13 @@ def _netcdf(of: Asked) -> Held:
         if of.fill:
             array.set_auto_mask(False)
         chunks = array.chunking()
-        return Held(array, stack.pop_all().close, tuple(chunks) if isinstance(chunks, list) else None)
+        extents = tuple(chunks) if isinstance(chunks, list) else None
+        return Held(array, stack.pop_all().close, extents, scales=is_scaled(array))
+
+
+def is_scaled(variable: Any) -> bool:
+    """Whether the library writes other numbers into a NetCDF variable than it is given, and reads them back."""
+    return bool(variable.scale) and not {"scale_factor", "add_offset", "_Unsigned"}.isdisjoint(variable.ncattrs())
 
 
 def _refuse_truncated(of: Asked, model: str) -> None:
@@ -228,7 +236,6 @@ class Format:
         opens: gives the array; read and written by what it gives where `writes` says so.
         urls: whether it is read behind a URL.
         one_writer: a file has one writer at a time, and then no reader: it is open while it is used, no longer.
-        scales: numbers of a whole type may stand for others, by a scale and an offset.
     """
 
     opens: Callable[[Asked], Held]
@@ -236,7 +243,6 @@ class Format:
     writes: bool = False
     urls: bool = False
     one_writer: bool = False
-    scales: bool = False
 
 
 FORMATS = {
@@ -245,8 +251,8 @@ FORMATS = {
     "safetensors": Format(_safetensors, (".safetensors",)),
     "hdf5": Format(_hdf5, (".h5", ".hdf5", ".he5"), writes=True, urls=True, one_writer=True),
     "zarr": Format(_zarr, (".zarr", ".zarr.zip"), writes=True, urls=True),
-    "netcdf": Format(_netcdf, (".nc", ".nc4"), writes=True, one_writer=True, scales=True),
-    "nifti": Format(_nifti, (".nii", ".nii.gz"), scales=True),
+    "netcdf": Format(_netcdf, (".nc", ".nc4"), writes=True, one_writer=True),
+    "nifti": Format(_nifti, (".nii", ".nii.gz")),
     "tiff": Format(_tiff, (".tif", ".tiff"), urls=True),
 }
 

@@ -54,7 +54,6 @@ class FileArray:
 
     Attributes:
         one_writer: whether ranks have to write one after the other, whatever its chunks are.
-        scales: whether what is written may become others in the file's type, by a scale and an offset.
     """
 
     _held: Held | None = None
@@ -77,7 +76,6 @@ class FileArray:
             urls = ", ".join(n for n, one in FORMATS.items() if one.urls)
             raise InputError(f"{self}: behind a URL files are read of {urls}", hint="a copy of it")
         self.one_writer = mode == "r+" and self._format.one_writer
-        self.scales = self._format.scales
 
     def __str__(self) -> str:
         return self._asked.path + (f"::{self._asked.name}" if self._asked.name is not None else "")
@@ -97,6 +95,11 @@ class FileArray:
     def dtype(self) -> Any:
         """As the file has it; of scaled numbers (NetCDF, NIfTI) those that are kept, not those that are read."""
         return self._facts()[1]
+
+    @property
+    def scales(self) -> bool:
+        """Whether what is written becomes other numbers in the file's type, by a scale and an offset."""
+        return self._facts()[4]
 
     @property
     def chunks(self) -> tuple[int, ...] | None:
@@ -175,7 +178,7 @@ class FileArray:
             raise
         except Exception as error:
             raise InputError(f"{self} can't be opened: {type(error).__name__}: {error}") from error
-        facts = tuple(held.array.shape), held.array.dtype, held.chunks, held.shards
+        facts = tuple(held.array.shape), held.array.dtype, held.chunks, held.shards, held.scales
         if self._seen is None:
             dims = self._dims
             if dims is not None and sorted(d for d in dims if d is not None) != [*range(len(facts[0]))]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from convgen.data.chunks import Where, shares
+from convgen.data.formats import is_scaled
 from convgen.late import np
 
 if TYPE_CHECKING:
@@ -25,8 +27,9 @@ def write(
 
     Args:
         target: of the whole output's shape but for its samples, of which it may have more, and of a type that has the
-            output's numbers, rounded where it is one of floats: anything that takes `target[slices] = block`, as
-            arrays in mapped files, zarr's, and `open(..., "r+")` do; its `chunks` or `shards` are looked at.
+            output's numbers, rounded where it is one of floats and none becomes infinite: anything that takes
+            `target[slices] = block`, as arrays in mapped files, zarr's, and `open(..., "r+")` do; its `chunks` or
+            `shards` are looked at.
         at: the sample of the target at which the first one of the batch goes.
         batch: the number of samples, where it is not the compiled one.
 
@@ -44,7 +47,7 @@ def write(
         together = _in_turns(target, [moved[k] for k in writers])
     except Exception as error:  # of this rank's file, perhaps
         fault = error
-    facts = {"sample": at, "samples": batch, "in turns": together}
+    facts = {"sample": f"{at}", "samples": f"{batch}", "in turns": together}  # as text: a number of numpy's is alike
     net.NET.agree(what, mesh, facts, fault)
     for turn in writers if together else (None,):
         try:
@@ -80,11 +83,15 @@ def _behind(at: int, net: Any, name: str, boxes: Sequence[Where]) -> list[Where]
     Raises:
         ValueError: there is no such sample: a slice from below 0 would be another one, or none.
     """
-    if not hasattr(at, "__index__") or at < 0:
+    try:
+        first = index(at)
+    except TypeError:
+        first = -1
+    if first < 0:
         raise ValueError(f"{net.NAME}: at= is the number of a sample of the target, from 0 on, got {at!r}")
     if not boxes[0]:
         raise ValueError(f"{net.NAME}: {name} is one number, and a target has samples; gather gives it")
-    return [(slice(b[0].start + at, b[0].stop + at), *b[1:]) for b in boxes]
+    return [(slice(b[0].start + first, b[0].stop + first), *b[1:]) for b in boxes]
 
 
 def _refuse_misfit(target: Any, net: Any, name: str, block: Tensor, box: Where, moved: Sequence[Where]) -> None:
@@ -96,13 +103,28 @@ def _refuse_misfit(target: Any, net: Any, name: str, block: Tensor, box: Where, 
     if len(shape) != len(least) or shape[1:] != least[1:] or shape[0] < least[0]:
         raise ValueError(f"{net.NAME}: {name} goes up to {least}, and the target has shape {shape}")
     kind: Any = getattr(target, "dtype", None)
-    scales = getattr(target, "scales", type(target).__module__.startswith("netCDF4"))
-    if isinstance(kind, np.dtype) and kind.kind in "biu" and not scales:
-        found = _of_torch(block)
-        with np.errstate(invalid="ignore"):  # of what is none of this type, as NaN
-            same = found.dtype.kind != "c" and bool((found.astype(kind) == found).all())
-        if not same:
-            raise ValueError(f"{net.NAME}: {name} has numbers of {found.dtype} that a target of {kind} can't have")
+    if isinstance(kind, np.dtype) and not _has_numbers(kind, _of_torch(block), scales=_scales(target)):
+        found = str(block.dtype).removeprefix("torch.")
+        raise ValueError(f"{net.NAME}: {name} has numbers of {found} that a target of {kind} can't have")
+
+
+def _scales(target: Any) -> bool:
+    if type(target).__module__.startswith("netCDF4"):
+        return is_scaled(target)
+    return bool(getattr(target, "scales", False))
+
+
+def _has_numbers(kind: Any, found: Any, *, scales: bool) -> bool:
+    """Whether a type of numpy's has these numbers: whole types all of them, those of floats rounded ones."""
+    if kind.kind not in "biuf" or scales or np.can_cast(found.dtype, kind):
+        return True
+    if found.dtype.kind == "c":
+        return False
+    with np.errstate(invalid="ignore", over="ignore"):  # of what is none of this type, as NaN
+        made = found.astype(kind)
+    if kind.kind == "f":
+        return bool((np.isinf(made) <= np.isinf(found)).all())
+    return bool((made == found).all())
 
 
 def _of_torch(block: Tensor) -> Any:

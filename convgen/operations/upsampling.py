@@ -43,6 +43,8 @@ class Upsample(LinearMap):
         """The relation of each dimension; in closed form where the nearest row is repeated a whole number of times."""
         found: dict[int, Relation] = {}
         for d, size in self.maps.items():
+            if not self.shape[d]:
+                raise ValueError("an extent of 0 can't be interpolated, by torch neither")
             n, times, operator = self.shape[d], size // self.shape[d], self.operator(d)
             if not self.mode.startswith("nearest"):
                 shrinks = max(n / size, 1 / self.scales[d - 2] if self.scales else 1, 1)

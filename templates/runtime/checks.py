@@ -84,6 +84,12 @@ def refuse_forward_mode(name: str) -> None:
         raise RuntimeError(f"{name}: forward-mode differentiation (jvp, jacfwd) is not supported; vjp and jacrev are")
 
 
+def refuse_tangent(name: str, value: Tensor) -> None:
+    """Refuse a value that has a tangent; one without may be used inside of forward-mode differentiation."""
+    if getattr(forward_ad, "_current_level", -1) >= 0 and forward_ad.unpack_dual(value).tangent is not None:
+        refuse_forward_mode(name)
+
+
 def unlike_dense(value: object) -> str:
     """What a value is that is no dense tensor, in words; "" for a dense tensor, on whatever device."""
     if not isinstance(value, Tensor):

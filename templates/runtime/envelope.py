@@ -68,6 +68,7 @@ def enter(
         Exception: `fault`; on the other ranks a ValueError with its words.
     """
     layer, place = here.layer, here.place
+    wrong = "" if fault is None else str(fault) or type(fault).__name__  # some errors have no words, as TimeoutError()
     if len(place.ranks) == 1 or is_recorded(layer.device):
         if fault is not None:
             raise fault
@@ -81,7 +82,7 @@ def enter(
         if key in place.known:
             return unsent
     call = place.known[key] = place.known.get(key, 0) + 1
-    said = (layer.identity, entry, instance, call, facts, fault and str(fault)) if asks else (layer.identity, "off")
+    said = (layer.identity, entry, instance, call, facts, wrong) if asks else (layer.identity, "off")
     mine = hashlib.sha256(repr(said).encode()).digest()
     if meet is None:
         mine, meet = layer.identity, gathers(here)
@@ -95,7 +96,7 @@ def enter(
         if different:
             own: dict[str, Any] = {"name": layer.name, "module": layer.identity.hex()[:8], "entry": entry}
             own |= {"file": str(Path(layer.file).absolute()), "instance": instance, "call": call}
-            own |= {"checks": "on" if asks else "off (CONVGEN_AGREE=0)", "fault": "" if fault is None else str(fault)}
+            own |= {"checks": "on" if asks else "off (CONVGEN_AGREE=0)", "fault": wrong}
             own["facts"] = {k: ascii_of(str(v), 200) for k, v in (facts or {}).items()}
             own = {k: ascii_of(v, LONGEST.get(k, 200)) if isinstance(v, str) else v for k, v in own.items()}
             with not_met(words, here):

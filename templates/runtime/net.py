@@ -22,7 +22,7 @@ from convgen.operations.views import MANY
 
 from .actions import Actions
 from .blocks import Function
-from .checks import refuse_vmap, unlike_dense
+from .checks import refuse_tangent, refuse_vmap, unlike_dense
 from .conversions import all_gather
 from .copies import compare_copies, compares
 from .envelope import code_of, enter
@@ -160,10 +160,10 @@ class Net(OnGrid, Plain):
                 found[letter] = operator.index(n)
             except TypeError:
                 found[letter] = -1
-            if found[letter] < (letter != "N"):
+            if found[letter] < 0:
                 what = "batch= is the number of samples"
                 if letter != "N":
-                    what = f"sizes= have a whole number from 1 on for {letter}"
+                    what = f"sizes= have a whole number from 0 on for {letter}"
                 raise ValueError(f"{self.name}: {what}, got {n!r}")
         return tuple(found.values())
 
@@ -276,6 +276,7 @@ class Net(OnGrid, Plain):
         layout = self.split(known, count)
         if got := unlike_dense(value) or "one on meta" * value.is_meta:
             raise TypeError(f"{self.name}: {name} is to be this rank's block, a dense tensor, got {got}")
+        refuse_tangent(self.name, value)
         if tuple(value.shape) != (wanted := here.shape(layout)):
             hint = "; batch= tells the number of samples" if batch is None else ""
             hint += "; sizes= tells other open extents" if len(self.letters) > 1 and sizes is None else ""

@@ -109,7 +109,8 @@ def _converted(found: Tensor, name: str, kind: torch.dtype | None) -> Tensor:
         if found.is_complex():
             raise ValueError(f"{name}: {kind} is wanted, and the array is of {found.dtype}")
         made = found.to(kind)
-        if _reach_of(found.dtype) > _reach_of(kind) and bool((made.isinf() & ~found.isinf()).any()):
+        more = _reach_of(found.dtype) > _reach_of(kind) and not bool(made.isfinite().all())
+        if more and bool((made.isinf() & ~found.isinf()).any()):
             raise ValueError(f"{name}: {kind} is wanted, and the array has numbers beyond {_reach_of(kind):.5g}")
         return made
     made = found.to(kind)
