@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -88,6 +89,14 @@ def refuse_tangent(name: str, value: Tensor) -> None:
     """Refuse a value that has a tangent; one without may be used inside of forward-mode differentiation."""
     if getattr(forward_ad, "_current_level", -1) >= 0 and forward_ad.unpack_dual(value).tangent is not None:
         refuse_forward_mode(name)
+
+
+def as_count(number: object) -> int:
+    """A whole number as Python's int, whichever type it has; -1 for anything else."""
+    try:
+        return operator.index(number)  # type: ignore[arg-type]
+    except TypeError:
+        return -1
 
 
 def unlike_dense(value: object) -> str:

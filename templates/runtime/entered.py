@@ -167,8 +167,7 @@ class Entered(AnySize, Known):
             return
         unknown = [name for name in wide if name not in self._inputs]
         if unknown:
-            got = ", ".join(map(str, unknown))
-            yield ValueError(f"{net.name}: halo= names inputs, {', '.join(self._inputs)}; got {got}")
+            yield ValueError(f"{net.name}: halo= names inputs, {', '.join(self._inputs)}; got {', '.join(unknown)}")
             return
         try:
             linked = self._linked(here.place, count, low, wide, around)

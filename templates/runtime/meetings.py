@@ -117,11 +117,10 @@ class Meeting:
             try:
                 peer.settimeout(patience.total_seconds())
                 peer.sendall(mine)
-            except TimeoutError as error:
-                lost[i] = error
-                break
             except OSError as error:
                 lost[i] = error
+                if isinstance(error, TimeoutError):  # the next one is not waited for, too
+                    break
             except BaseException:  # an interrupt: perhaps a part has been sent
                 with _Ending(self, i):
                     raise

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import hashlib
-import operator
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -22,7 +21,7 @@ from convgen.operations.views import MANY
 
 from .actions import Actions
 from .blocks import Function
-from .checks import refuse_tangent, refuse_vmap, unlike_dense
+from .checks import as_count, refuse_tangent, refuse_vmap, unlike_dense
 from .conversions import all_gather
 from .copies import compare_copies, compares
 from .envelope import code_of, enter
@@ -156,10 +155,7 @@ class Net(OnGrid, Plain):
         for letter, n in found.items():
             if isinstance(n, torch.SymInt):
                 continue
-            try:
-                found[letter] = operator.index(n)
-            except TypeError:
-                found[letter] = -1
+            found[letter] = as_count(n)
             if found[letter] < 0:
                 what = "batch= is the number of samples"
                 if letter != "N":

@@ -266,7 +266,7 @@ class NetworkModule(WholeState):
             fault = error
         facts = {} if fault else self._facts(given, known, count)
         if wide:
-            facts["inputs with halos"] = ", ".join(map(str, wide))
+            facts["inputs with halos"] = ", ".join(wide)
         if around:
             facts["outputs with halos"] = ", ".join(around)
         read = self._enter("forward", here, facts, fault)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from .blocks import DATA, Block, Held, Inside, fits_ddp
-from .checks import check, layout_text, refuse_forward_mode, unlike_dense
+from .checks import as_count, check, layout_text, refuse_forward_mode, unlike_dense
 from .envelope import enter
 from .gradients import ConvolutionFunction
 from .here import Here, frame_at
@@ -185,10 +184,7 @@ def samples_of(layer: Layer, batch: Any) -> int:
     """The number of samples of a call."""
     if torch.compiler.is_compiling():
         return batch
-    try:
-        count = operator.index(batch)
-    except TypeError:
-        count = -1
+    count = as_count(batch)
     if not -1 < count < 2**63:
         raise ValueError(f"{layer.name}: batch= wants the global number of samples, got {batch!r}")
     return count

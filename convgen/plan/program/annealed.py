@@ -98,7 +98,7 @@ def further(plan: NetworkPlan, ranks: int, machine: Machine, dtype: str, layouts
     best = here.program
 
     def has_room(one: Program) -> bool:
-        return in_room(here, one) is not None
+        return here.room.memory_bytes is None or in_room(here, one) is not None
 
     for number in range(0, layouts, ROUND):
         draw, some = Random(f"{best.name} {number}"), min(ROUND, layouts - number)
