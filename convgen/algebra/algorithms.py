@@ -14,7 +14,7 @@ from convgen.algebra.layout import Axes, Layout
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """Letters of the axes that split each channel dimension; N and the spatial letters split their own."""
+    """Letters of an algorithm's axes, and of those that split each channel dimension; N, D, H and W split their own."""
 
     letters: str
     x_channels: str
@@ -37,7 +37,7 @@ def stored_layouts(name: str, conv: Conv, letter: dict[str, Axes]) -> dict[str, 
     """How x, w and y are stored under a named algorithm.
 
     Args:
-        letter: for each letter, the grid axes that play it, outermost first. Every algorithm may have G.
+        letter: for each letter, the grid axes that have it, outermost first. Every algorithm may have G.
     """
     a = ALGORITHMS[name]
 
@@ -55,5 +55,5 @@ def stored_layouts(name: str, conv: Conv, letter: dict[str, Axes]) -> dict[str, 
 
 
 def letters_of(grid: Grid) -> dict[str, Axes]:
-    """On a grid whose axes are named by their letters, each letter's axes."""
+    """The axes of each letter, for a grid whose axes are named by their letters."""
     return {name: (name,) for name in grid.names}

@@ -1,13 +1,13 @@
 """The block rule: which half-open interval of a dimension each rank holds.
 
-Extent n over p ranks: the first n mod p ranks get one element more. Over ranks of shares w each gets n*w/sum(w)
-elements rounded down, and those that lost most by it, the first of such as lost alike, an element more: equal shares
-give the rule without shares, and a rank of the largest share has a largest part. Over several axes: by the outermost
-axis first and each block again by the next, so that gathering the inner axis gives exactly the outer
-axis's block. A dimension made of groups is split into whole groups as long as some rank holds more than
-one; axes after that split inside the group.
+Extent n over p ranks: the first n mod p ranks get one element more. Over ranks with shares w a rank gets n*w/sum(w)
+elements, rounded down; each element left over goes to one of the ranks that lost most by rounding, of equal losses to
+the first. Equal shares give the rule without shares, and a rank with the largest share has a largest part. Over several
+axes the outermost axis splits first and the next one splits each block again, so that gathering the inner axis gives
+exactly the outer axis's block. A dimension made of groups is split into whole groups as long as some rank holds more
+than one; axes after that split inside the group.
 
-Works on plain integers and on arrays (one entry a rank) alike.
+Functions take integers, or arrays with one entry a rank.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Number = TypeVar("Number", int, NDArray[np.int64])
 
 
 class Uneven(int):
-    """How many ranks an axis has, of which some hold more than others: a number of ranks with a share for each.
+    """The number of ranks of an axis on which some hold more than others, with a share for each rank.
 
-    Equal only to the same shares: as a number of ranks alone it would be taken for an axis that splits evenly.
+    It equals only the same shares: if it equalled its number of ranks, it would pass for an axis that splits evenly.
 
     Example:
         >>> size = axis_size((6, 10))
@@ -43,7 +43,7 @@ class Uneven(int):
     def __reduce__(self) -> tuple[type[Uneven], tuple[tuple[int, ...]]]:
         return Uneven, (self.shares,)
 
-    def __repr__(self) -> str:  # what is kept under a key that is made of a grid's is kept for these shares
+    def __repr__(self) -> str:  # keys of what is kept are made of a grid's repr, so it tells the shares
         return f"Uneven({self.shares})"
 
     def __str__(self) -> str:
@@ -69,14 +69,14 @@ class Uneven(int):
 
 
 def axis_size(ranks: int | Sequence[int]) -> int:
-    """The size of an axis of so many ranks, or of ranks with these shares; of equal ones it is their number."""
+    """The size of an axis of so many ranks, or of ranks with these shares; with equal shares, the number of ranks."""
     if isinstance(ranks, int):
         return ranks
     return Uneven(ranks) if len({*ranks}) > 1 else len(ranks)
 
 
 def size_text(size: int) -> str:
-    """As a grid has it in text.
+    """The size in a grid's text: the number of ranks, or the shares with colons between.
 
     Example:
         >>> size_text(axis_size((6, 10))), size_text(axis_size((1, 1)))
@@ -86,12 +86,12 @@ def size_text(size: int) -> str:
 
 
 def plain_size(size: int) -> int | list[int]:
-    """As files and modules have it: a number of ranks, or their shares."""
+    """The size as files and modules have it: a number of ranks, or a list of shares."""
     return [*size.shares] if isinstance(size, Uneven) else int(size)
 
 
 def most(extent: int, size: int) -> int:
-    """Elements of the largest part.
+    """Elements of the largest part of an extent over one axis.
 
     Example:
         >>> most(7, 3), most(16, axis_size((3, 5)))
@@ -113,7 +113,7 @@ def most_of(extent: int, sizes: Iterable[int]) -> int:
 
 
 def enough(size: int) -> int:
-    """Elements of which every rank gets one that ever gets any.
+    """An extent, in elements, at which every rank holds some, except ranks with a share of 0.
 
     Example:
         >>> enough(3), enough(axis_size((1, 0, 4)))
@@ -144,7 +144,7 @@ def block(lo: Number, hi: Number, parts: int | Sequence[int], index: Number) -> 
 
 
 def plain(value: Any) -> Any:
-    """Arrays as they are, numpy's scalars as Python's."""
+    """An array as it is, a scalar as Python's int."""
     return value if getattr(value, "ndim", 0) else int(value)
 
 
@@ -175,7 +175,7 @@ def span(
         else:
             lo, hi = block(lo, hi, size, i)
     count = group_hi - group_lo
-    # Inside a group only where a rank has one: then the interval is a part of that group.
+    # `lo` and `hi` cut a group only where no rank has several; elsewhere they are all of a group.
     start = group_lo * unit + lo
     larger: Any = max if isinstance(count, int) else np.maximum
     end = start + larger(count - 1, 0) * unit + (hi - lo) * (count > 0)
@@ -183,7 +183,7 @@ def span(
 
 
 def groups_are_plain(extent: int, groups: int, sizes: tuple[int, ...]) -> bool:
-    """Whether blocks of whole groups, or of parts of one, are the blocks of as many elements that no group is told of.
+    """Whether a dimension made of groups has the same blocks as a dimension of that extent without groups.
 
     Args:
         sizes: ranks of the axes that split the dimension, outermost first.

@@ -95,12 +95,12 @@ class Conv:
 
     @property
     def coarse(self) -> TensorName:
-        """The activation whose rows read by taps."""
+        """The activation whose rows read by taps: y, or a transposed convolution's x."""
         return OTHER_TENSOR[self.fine]
 
     @cached_property
     def direct(self) -> Conv:
-        """The convolution of the same sum: this one, or of a transposed one that which takes y to x."""
+        """The convolution of the same sum: this one, or, for a transposed convolution, the one that takes y to x."""
         if not self.transposed:
             return self
         return Conv(self.batch, self.filters, self.channels, self.spatial, self.groups)
@@ -132,7 +132,7 @@ class Conv:
 
     @cached_property
     def rows(self) -> dict[tuple[str, int], Rows]:
-        """By activation and dimension the rows that are read of it for blocks of the other activation's rows."""
+        """By activation and dimension, the rows of it that blocks of the other activation's rows read."""
         fine, coarse = self.tensors[self.fine].dims, self.tensors[self.coarse].dims
         found: dict[tuple[str, int], Rows] = {}
         for d, s in enumerate(self.spatial, 2):
@@ -142,11 +142,11 @@ class Conv:
 
     @property
     def name(self) -> str:
-        """conv2d, conv_transpose2d."""
+        """Torch's name of the operation: conv2d, conv_transpose2d."""
         return f"{'conv_transpose' if self.transposed else 'conv'}{len(self.spatial)}d"
 
     def shape(self, tensor: TensorName) -> tuple[int, ...]:
-        """Of the whole tensor, as torch has it."""
+        """The whole tensor's shape in elements, as torch has it."""
         taps = tuple(s.kernel for s in self.spatial) if tensor == "w" else ()
         return tuple(d.extent for d in self.dims(tensor)) + taps
 

@@ -42,7 +42,7 @@ class Grid:
 
     @property
     def plain(self) -> dict[str, int | list[int]]:
-        """As files and modules have it: of an axis how many ranks, or their shares."""
+        """The grid as files and modules have it: for each axis its number of ranks, or their shares."""
         return {name: plain_size(size) for name, size in self.axes}
 
     @cached_property
@@ -55,7 +55,7 @@ class Grid:
 
     @cached_property
     def enough(self) -> int:
-        """Samples of which every rank gets one that ever gets any, however the axes split them; at most 2**31 - 1."""
+        """Samples with which every rank but those with a share of 0 gets one, by whatever axes; at most 2**31 - 1."""
         return min(prod(enough(size) for _, size in self.axes), 2**31 - 1)
 
     @cached_property
@@ -112,7 +112,7 @@ class Grid:
         return number
 
     def places(self, axes: Iterable[str]) -> NDArray[np.int64]:
-        """For every rank the number of its coordinates along these axes, the last fastest. Not to be written to."""
+        """For every rank its coordinates along these axes as one number, the last axis fastest. The array is cached."""
         key = tuple(axes)
         if (number := self._known_places.get(key)) is None:
             number = np.zeros(self.ranks, dtype=np.int64)

@@ -1,7 +1,7 @@
 """Index sets, exact for every rank: the box of elements that a rank holds of a value, as arrays over ranks.
 
-A box has an interval per dimension. A value with windows has two boxes: what is needed of the tensor
-(clipped to it), and the frame it sits in, whose other rows are zero.
+A box has an interval per dimension. A value with windows has two boxes: the elements of the tensor that it needs,
+and the frame in which they sit, whose other rows are zero.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from convgen.algebra.tensors import Dim, Rows, Tensor
 from convgen.algebra.windows import fits_one_padding, frame, padding_of
 from convgen.free_memory import check_memory
 
-SURE = 1 << 30  # bytes, below which nobody asks whether they are free
+SURE = 1 << 30  # bytes; up to so many are taken without asking whether they are free
 
 Box = NDArray[np.int64]  # [ranks, dimensions, 2]
 Spans = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 class IndexSets:
-    """Tensors and the rows that are read of them, on one grid: what every rank holds, needs and sends. Cached."""
+    """What every rank of one grid holds, needs and sends of some tensors. Answers are cached."""
 
     def __init__(
         self,
@@ -42,20 +42,20 @@ class IndexSets:
         """
         Args:
             tensors: by name.
-            rows: by tensor and dimension, what its windows are read for.
+            rows: by tensor and dimension, the rows that a reader's blocks need.
             virtual_padding: local convolutions take any zero padding by themselves: no rank holds rows of zeros, and
                 rows that are not split need no window. Otherwise they pad both sides alike, as ATen's do.
         """
         self.grid, self.tensors, self.rows, self.virtual_padding = grid, tensors, rows, virtual_padding
         self._spans: dict[tuple[Dim, Axes], Spans] = {}
-        self._blocks: dict[tuple[str, int, Axes], Spans] = {}  # the same by name, which is found faster
+        self._blocks: dict[tuple[str, int, Axes], Spans] = {}  # the same by the tensor's name, a faster key
         self._owned: dict[Layout, Box] = {}
         self._frames: dict[Layout, Box] = {}
         self._flows: dict[tuple[Layout, Layout], tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
         self._windows: dict[tuple[str, int, Axes], Window | None] = {}
 
     def forget(self) -> None:
-        """Let go of what was remembered of every rank."""
+        """Empty the caches that have an entry for every rank."""
         for known in (self._spans, self._blocks, self._owned, self._frames, self._flows):
             known.clear()
 
@@ -84,7 +84,7 @@ class IndexSets:
         return rows.relation.window(*self.split(rows.index, axes))
 
     def frame(self, layout: Layout) -> Box:
-        """Where each rank's piece sits, padding rows included."""
+        """The box in which each rank's part sits: with rows of padding, unless `virtual_padding`."""
         if self.virtual_padding:
             return self.held(layout)
         return self._frame(layout)
@@ -98,7 +98,7 @@ class IndexSets:
                 else:
                     rows = self.rows[layout.tensor, i]
                     spans.append(frame(rows.relation, *self.split(rows.index, axes)))
-            none = np.zeros((self.grid.ranks, 0, 2), dtype=np.int64)  # of a number
+            none = np.zeros((self.grid.ranks, 0, 2), dtype=np.int64)  # a scalar
             self._frames[layout] = np.stack([np.stack(s, -1) for s in spans], axis=1) if spans else none
         return self._frames[layout]
 
@@ -113,17 +113,17 @@ class IndexSets:
         return self._owned[layout]
 
     def by_place(self, layout: Layout, d: int) -> Spans:
-        """What `held` says of a dimension, by the place along the axes that split it, the last fastest."""
+        """The interval of dimension d in `held`, for each place along the axes that split it, the last axis fastest."""
         sizes = tuple([self.grid.sizes[a] for a in layout.axes[d]])
         rows = None if layout.windows[d] is None else self.rows[layout.tensor, d]
         return _by_place(self.dims(layout.tensor)[d], rows, sizes)
 
     def _coordinates(self, axes: Axes) -> NDArray[np.int64]:
-        """By axis, the coordinate of each place along these."""
+        """The coordinates of each place along these axes: [axes, places]."""
         return _places(tuple([self.grid.sizes[a] for a in axes]))
 
     def _there(self, tensor: str, dim: int, needed: Spans) -> tuple[Any, Any]:
-        """The interval of a tensor's rows that holds all of a window that there are."""
+        """The interval of those rows of a window that the tensor has."""
         return self.rows[tensor, dim].relation.hull(*needed, self.dims(tensor)[dim].extent)
 
     def elements(self, layout: Layout) -> NDArray[np.int64]:
@@ -137,7 +137,7 @@ class IndexSets:
     def window(self, tensor: str, dim: int, axes: Axes) -> Window | None:
         """The window that role axes `axes` want on a spatial dimension; None where the block serves as it is.
 
-        An unsplit dimension needs one only where equal padding on both sides can't express it.
+        An unsplit dimension needs one only where equal padding on both sides doesn't do.
         """
         key = (tensor, dim, axes)
         if key not in self._windows:
@@ -151,13 +151,13 @@ class IndexSets:
         return self.widest(tensor, dim, axes)
 
     def _reading(self, tensor: str, dim: int, axes: Axes) -> tuple[Spans, Spans, Spans]:
-        """By place along these axes: a block of a dimension, one of the index that reads it, and the rows it needs."""
+        """By place along these axes: the dimension's block, the reader's block, and the rows that the latter needs."""
         rows, sizes = self.rows[tensor, dim], tuple([self.grid.sizes[a] for a in axes])
         own, index = (_by_place(d, None, sizes) for d in (self.dims(tensor)[dim], rows.index))
         return own, index, rows.relation.window(*index)
 
     def widest(self, tensor: str, dim: int, axes: Axes) -> Window:
-        """Rows wanted below and above the own block by the reader's block, the most over all ranks."""
+        """How many rows below and above a rank's own block its reader's block needs, the most over all ranks."""
         (own_lo, own_hi), _, (lo, hi) = self._reading(tensor, dim, axes)
         some = hi > lo
         if not some.any():
@@ -165,7 +165,7 @@ class IndexSets:
         return Window(int((own_lo - lo)[some].max()), int((hi - own_hi)[some].max()))
 
     def _serves(self, tensor: str, dim: int, axes: Axes, own: Spans, index: Spans, needed: Spans) -> bool:
-        """Whether every rank's block holds what it needs and convolves without rows of padding, just as it is.
+        """Whether every rank's block, as it is, holds the rows that its reader needs and takes no rows of padding.
 
         A whole dimension may be padded, as long as both sides are alike.
         """
@@ -198,7 +198,7 @@ class IndexSets:
         return dense
 
     def flows(self, src: Layout, dst: Layout) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The same by groups: ranks that may exchange, [groups, members], and what member i sends member j of each.
+        """`moves` by groups: ranks that may exchange, [groups, members], and elements that member i sends member j.
 
         Each element has one fixed owner: of the ranks that hold copies of it, the one that has the
         receiver's own coordinates on the axes of the copies.
@@ -211,13 +211,13 @@ class IndexSets:
         return self._flows[key]
 
     def _overlaps(self, src: Layout, dst: Layout, any_batch: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Groups of ranks that own different blocks where the layouts differ, and what is owned here, needed there.
+        """Groups of ranks whose blocks differ where the layouts differ, and indices that member i owns and j needs.
 
         With `any_batch` the dimension N counts as 1 where it can overlap for some number of samples.
         """
         dims = range(len(src.axes))
         changed = [d for d in dims if (src.axes[d], src.windows[d]) != (dst.axes[d], dst.windows[d])]
-        # Ranks that hold the same window share it already: data comes from the one beside in the block axes.
+        # Only axes that split blocks of `src` count: of a window in `src` each rank has its rows.
         moving = {a for d in changed if src.windows[d] is None for a in src.axes[d]}
         members = self.grid.groups(moving)
         own, need = self.held(src), self.held(dst)
@@ -240,8 +240,8 @@ class IndexSets:
     def moved_axes(self, src: Layout, dst: Layout) -> Axes:
         """The fewest axes that cover every move from `src` to `dst`; none when each rank has all it needs.
 
-        That is for any number of samples, which may differ at run time: what a few samples on many ranks happen
-        to leave empty still counts.
+        The axes hold for any number of samples, which may differ at run time: a block that is empty only because
+        there are few samples still counts.
         """
         old, new = (tuple(a for a in t.axes[0] if self.grid.sizes[a] > 1) for t in (src, dst))
         any_batch = self.dims(src.tensor)[0].name == "N" and old != new
@@ -254,29 +254,28 @@ class IndexSets:
     ) -> Axes:
         """Axes along which a rank has elements of `src` that another has of `dst`.
 
-        An axis splits one dimension before and one after, so that pairs of ranks meet as pairs of blocks do, dimension
-        by dimension.
+        An axis splits at most one dimension of each layout, so two ranks meet where their blocks do in each dimension.
 
         Args:
-            moving: along which the two may differ.
-            dims: that count.
-            any_batch: blocks of the first dimension meet where they can for some extent.
+            moving: axes along which the two ranks may differ.
+            dims: the dimensions that count.
+            any_batch: blocks of the first dimension meet where they do so at some extent.
         """
         grid = self.grid
         from_, to = ({a: set(range(grid.sizes[a])) for a in moving} for _ in range(2))
-        apart = {a for a in moving if grid.sizes[a] > 1}  # of a dimension's own axes only those seen to be
+        apart = {a for a in moving if grid.sizes[a] > 1}  # less those, below, on which blocks meet only alike
         for d in dims:
             own, need = self.by_place(src, d), self.by_place(dst, d)
             one, other = (dict(zip(t.axes[d], self._coordinates(t.axes[d]), strict=True)) for t in (src, dst))
             both = one.keys() & other.keys()
             equal = both - moving
             if d == 0 and any_batch:
-                if src.windows[0] is None and dst.windows[0] is None:  # else rows of blocks are other blocks' rows
+                if src.windows[0] is None and dst.windows[0] is None:  # a window has other blocks' rows
                     equal |= _shared_axes(grid, src, dst)
                 meets = np.logical_and.outer(self._ever(src), self._ever(dst))
             elif self._is_open(src.tensor, d) and src.windows[d] != dst.windows[d]:
                 meets = np.ones((len(own[0]), len(need[0])), dtype=bool)
-            else:  # few of thousands of places may have rows
+            else:  # of thousands of places perhaps only a few have rows
                 some, others = own[1] > own[0], need[1] > need[0]
                 one, other = ({a: at[k] for a, at in of.items()} for of, k in ((one, some), (other, others)))
                 meets = np.minimum.outer(own[1][some], need[1][others]) > np.maximum.outer(
@@ -297,8 +296,8 @@ class IndexSets:
         return grid.ordered(a for a in apart if len(from_[a] | to[a]) > 1)
 
     def _ever(self, layout: Layout) -> NDArray[np.bool_]:
-        """By place along the axes of the first dimension, whether it has rows for some extent: a share of nothing has
-        none, but that its window's rows are others'."""
+        """By place along the axes of the first dimension, whether it has rows at some extent: a place with a share of 0
+        has none, unless a window gives it other ranks' rows."""
         sizes = tuple([self.grid.sizes[a] for a in layout.axes[0]])
         lo, hi = _by_place(Dim("N", min(prod(map(enough, sizes)), 2**31 - 1)), None, sizes)
         return (hi > lo) | (layout.windows[0] is not None)
@@ -321,7 +320,7 @@ def _by_place(dim: Dim, rows: Rows | None, sizes: tuple[int, ...]) -> Spans:
 
 
 def overlaps(held: Box, need: Box) -> NDArray[np.int64]:
-    """Index count of what rank i holds of those elements that rank j needs: [ranks, ranks]."""
+    """How many indices rank i holds and rank j needs: [ranks, ranks]."""
     if (needed := 3 * held.itemsize * len(held) * len(need) * held.shape[1]) > SURE:
         check_memory(needed, f"what {len(held)} ranks hold of what {len(need)} need", "a smaller grid")
     lo = np.maximum(held[:, None, :, 0], need[None, :, :, 0])
@@ -330,12 +329,12 @@ def overlaps(held: Box, need: Box) -> NDArray[np.int64]:
 
 
 def volume(box: Box) -> NDArray[np.int64]:
-    """Index count of each rank's box."""
+    """How many indices each rank's box has: [ranks]."""
     return np.maximum(box[:, :, 1] - box[:, :, 0], 0).prod(axis=1)
 
 
 def _shared_axes(grid: Grid, src: Layout, dst: Layout) -> set[str]:
-    """The outer axes that split N before and after."""
+    """The outermost axes that split N in both layouts, in the same order."""
     old, new = (tuple(a for a in t.axes[0] if grid.sizes[a] > 1) for t in (src, dst))
     both = takewhile(lambda pair: pair[0] == pair[1], zip(old, new, strict=False))
     return {a for a, _ in both}

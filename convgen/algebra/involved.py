@@ -1,9 +1,9 @@
 """A conversion on the axes that it involves.
 
-An axis matters to a conversion where it splits a dimension that the conversion changes, or holds addends that it adds.
-Axes move independently: the ranks of a whole grid do, for every block of the dimensions that are left alone, what those
-of the small grid do. So thousands of ranks are counted on a few, and the busiest of all is the busiest of the few with
-the largest block of the rest.
+A conversion involves an axis that splits a dimension which the conversion changes, or that holds addends which it adds.
+The involved axes make a small grid. For every block of the dimensions that are left alone, the ranks of the whole grid
+do what those of the small grid do. So a few ranks are counted instead of thousands, and the busiest rank of all is the
+busiest of the few, with the largest block of the other dimensions.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Side:
 
 
 class Rest(NamedTuple):
-    """A dimension that a conversion leaves alone, and how it lies."""
+    """A dimension that a conversion leaves alone, and its layout."""
 
     side: Side
     axes: Axes
@@ -61,8 +61,8 @@ class Involved(NamedTuple):
 
     Attributes:
         sets: the dimensions that it changes, on the axes that it involves.
-        changed: their numbers.
-        inner: elements for each of the tensor's.
+        changed: the numbers of these dimensions in the tensor.
+        inner: elements per index of the tensor (a kernel's taps for w, else 1).
     """
 
     sets: IndexSets
@@ -85,7 +85,7 @@ def one_tensor(
 
 @lru_cache(maxsize=1 << 12)
 def _grid(axes: tuple[tuple[str, int], ...]) -> Grid:
-    """One for all tensors: it remembers where its ranks are."""
+    """One grid for all tensors, so that its ranks' coordinates are computed once."""
     return Grid(axes)
 
 
@@ -95,7 +95,7 @@ def sides_of(sets: IndexSets, tensor: str) -> tuple[Side, ...]:
 
 
 def involved(sets: IndexSets, src: Layout, dst: Layout) -> Involved:
-    """What two layouts of a tensor differ in."""
+    """The part of the grid and of the tensor in which two layouts differ."""
     sides, grid = sides_of(sets, src.tensor), sets.grid
     changed, left, axes, first, second = _differing(src, dst)
     small = one_tensor(
@@ -109,7 +109,7 @@ def involved(sets: IndexSets, src: Layout, dst: Layout) -> Involved:
 
 @lru_cache(maxsize=1 << 15)
 def _differing(src: Layout, dst: Layout) -> tuple[tuple[int, ...], tuple[int, ...], frozenset[str], Layout, Layout]:
-    """(dimensions that change, others, axes that are involved, both layouts of the former alone)."""
+    """(dimensions that change, other dimensions, axes involved, `src` and `dst` of the changing dimensions alone)."""
     dims = range(len(src.axes))
     changed = tuple([d for d in dims if src.axes[d] != dst.axes[d] or src.windows[d] != dst.windows[d]])
     added = tuple([a for a in src.partial if a not in dst.partial])
@@ -124,7 +124,7 @@ def _differing(src: Layout, dst: Layout) -> tuple[tuple[int, ...], tuple[int, ..
 
 
 def converted(sets: IndexSets, src: Layout, dst: Layout) -> tuple[Conversion, ...]:
-    """`redistribute`, found on the axes that it involves."""
+    """The conversions of `redistribute`, found on the axes that they involve."""
     part = involved(sets, src, dst)
     found: list[Conversion] = []
     here = src
@@ -149,8 +149,8 @@ def small_chain(sets: IndexSets, src: Layout, dst: Layout) -> tuple[Conversion, 
 
 
 def plainly(sets: IndexSets, src: Layout, dst: Layout) -> tuple[IndexSets, Layout, Layout] | None:
-    """The same of a tensor alone on axes that are called by their places, of which all are alike whatever their axes
-    are called; None: these are."""
+    """The same conversion on axes that are named a, b, ... by their places, so that caches know it whatever the grid's
+    axes are named; None where they are named so."""
     grid = sets.grid
     if grid.names == PLAIN[: len(grid.names)]:
         return None
@@ -163,7 +163,7 @@ def plainly(sets: IndexSets, src: Layout, dst: Layout) -> tuple[IndexSets, Layou
 
 
 def plain_axes(axes: Axes, grid: Grid) -> Axes:
-    """Axes of a grid, called by their places."""
+    """Axes of a grid, named a, b, ... by their places."""
     return tuple([PLAIN[grid.names.index(a)] for a in axes])
 
 
@@ -173,7 +173,7 @@ def _renamed(axes: Axes, names: Axes) -> Axes:
 
 @lru_cache(maxsize=1 << 15)
 def _with_names(layout: Layout, names: Axes, *, back: bool = True) -> Layout:
-    """A layout on axes of these names, from those called by their places; or to these."""
+    """A layout whose axes, named by their places, get these names; without `back`, the reverse."""
     to = dict(zip(PLAIN, names, strict=False)) if back else dict(zip(names, PLAIN, strict=False))
     axes = tuple([tuple([to[a] for a in some]) for some in layout.axes])
     return Layout(layout.tensor, axes, layout.windows, tuple([to[a] for a in layout.partial]))
@@ -187,7 +187,7 @@ def _whole(like: Layout, small: Layout, changed: Sequence[int], grid: Grid, part
 
 
 def collected(sets: IndexSets, found: Layout, stored: Layout) -> tuple[Conversion, ...]:
-    """A gradient as a row found it to where the operand is stored; parts that overlap are added."""
+    """Conversions of a gradient, as a row found it, to its operand's stored layout; parts that overlap are added."""
     if not found.has_window:
         return converted(sets, found, stored)
     part = involved(sets, found, stored)
@@ -204,7 +204,7 @@ def collected_over(sets: IndexSets, found: Layout, stored: Layout) -> Axes:
 
 
 def overlapping(sets: IndexSets, found: Layout, stored: Layout) -> NDArray[np.int64]:
-    """Of parts that are added where they overlap, what rank i holds of rank j's block: [ranks, ranks]."""
+    """How many indices of rank j's stored block rank i has an addend for: [ranks, ranks]."""
     grid = sets.grid
     apart = grid.group_ids(grid.ordered({*found.used, *found.partial}))
     return overlaps(sets.held(found), sets.held(stored)) * (apart[:, None] == apart[None, :])

@@ -19,7 +19,7 @@ Axes = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Rows wanted below and above the rank's own block, the most over all ranks; negative trims."""
+    """Rows wanted below and above the rank's own block, the most over all ranks; a negative number trims the block."""
 
     lo: int
     hi: int
@@ -75,7 +75,7 @@ class Layout:
 
     @cached_property
     def summed(self) -> Layout:
-        """The same without addends."""
+        """The same layout once addends are summed: partial over no axis."""
         return replace(self, partial=()) if self.partial else self
 
     def with_axes(self, axes: tuple[Axes, ...]) -> Layout:
@@ -97,6 +97,6 @@ class Layout:
 
 @lru_cache(maxsize=1 << 14)
 def one_of(layout: Layout) -> Layout:
-    """The same object for layouts that are alike: keys of caches are compared by what they are only where they are not
-    the same."""
+    """The one object that stands for all layouts equal to this one: caches compare keys field by field only where these
+    are different objects."""
     return layout

@@ -16,7 +16,7 @@ def axes_text(axes: tuple[str, ...]) -> str:
 
 
 def entry_text(axes: tuple[str, ...]) -> str:
-    """Of a dimension, the axes that split it."""
+    """A dimension's entry: the axes that split it, or `*`."""
     return axes_text(axes) if axes else "*"
 
 
@@ -25,12 +25,12 @@ def roles_text(roles: Iterable[tuple[str, tuple[str, ...]]]) -> str:
 
 
 def axes_of(text: str) -> tuple[str, ...]:
-    """Without brackets around them or with."""
+    """The axes that a text names, with or without brackets around them."""
     return tuple(axis for axis in re.split(r", ?", text.strip("()")) if axis)
 
 
 def entries_of(text: str) -> tuple[tuple[str, ...], ...] | None:
-    """Of dimensions, with spaces or commas between; None where it says something else.
+    """Each dimension's axes, from entries with spaces or commas between; None where the text has anything else.
 
     Example:
         >>> entries_of("a, *, (b,c)")
@@ -41,7 +41,7 @@ def entries_of(text: str) -> tuple[tuple[str, ...], ...] | None:
 
 
 def roles_of(text: str) -> tuple[tuple[str, tuple[str, ...]], ...] | None:
-    """Roles, each index once; None where it says something else.
+    """The roles in a text, each index once; None where the text has anything else.
 
     Example:
         >>> roles_of("N=a H=(b,c)")
@@ -57,7 +57,7 @@ def roles_of(text: str) -> tuple[tuple[str, tuple[str, ...]], ...] | None:
 
 
 def _words(text: str, word: re.Pattern[str]) -> list[str] | None:
-    """All words of a text that has nothing else."""
+    """All words of a text; None where it has anything else."""
     found: list[str] = []
     text, at = text.strip(), 0
     while at < len(text):
@@ -75,6 +75,6 @@ def _words(text: str, word: re.Pattern[str]) -> list[str] | None:
 
 
 def is_one_each(axes: Sequence[tuple[str, ...]], names: Iterable[str]) -> bool:
-    """Whether every axis is one of these, and is there once."""
+    """Whether every axis in `axes` is one of `names` and occurs once."""
     used = [a for one in axes for a in one]
     return len(set(used)) == len(used) and set(used) <= set(names)

@@ -1,16 +1,16 @@
-"""What it takes to turn one layout of a tensor into another: closed form, not searched.
+"""The conversions that turn one layout of a tensor into another: in closed form, not searched.
 
 | from | to | conversion |
 |---|---|---|
-| replicated | sharded | slice (local) |
-| partial | sharded | reduce_scatter |
-| partial | replicated | all_reduce |
-| sharded on one dimension | sharded on another | all_to_all |
-| sharded | replicated | all_gather |
+| copies | split | slice (local) |
+| partial | split | reduce_scatter |
+| partial | copies | all_reduce |
+| split on one dimension | split on another | all_to_all |
+| split | copies | all_gather |
 | anything else (an outer axis gathered, axes swapped, a window across a block's edge) | | exchange |
 
-in this order, each applied to as many axes at once as it fits: axes that undergo the same conversion share
-one collective over their product group. Gathers come before windows, so that both backward phases share them.
+They are tried in this order, each on as many axes at once as it fits: axes that undergo the same conversion share
+one collective over their product group. Gathers come before windows, so that both backward phases share the gathers.
 
 Source: [CF] 2.3.4 and 2.3.5; the exchange generalises [SP] III-A's halo and III-C's shuffle.
 """
@@ -27,7 +27,7 @@ from convgen.algebra.signature import Reduction
 
 Kind = Literal["slice", "reduce_scatter", "all_reduce", "all_to_all", "all_gather", "exchange"]
 # whole: a tensor. parts: its channels in equal parts, one behind the other, as an all_gather delivers and a
-# reduce_scatter takes them. rim: of a window the boxes around the rank's own block, as an exchange delivers them.
+# reduce_scatter takes them. rim: a window's boxes around the rank's own block, as an exchange delivers them.
 Form = Literal["whole", "parts", "rim"]
 FORMS: tuple[Form, ...] = ("whole", "parts", "rim")
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "exchange")
@@ -38,10 +38,10 @@ class Conversion:
     """One step from `src` to `dst` over the ranks that differ along `over` (none for a slice).
 
     Attributes:
-        reduction: of an exchange: parts overlap and are added; of an all_gather: blocks are addends, which every rank
-            reduces alike. The kinds that sum by nature have none.
-        form: how a row of a network takes what is brought, or has made what is scattered; of layers the schedule says
-            it.
+        reduction: how an exchange adds parts that overlap, or how every rank reduces the addends that an all_gather
+            brings. Other kinds have none: a reduce_scatter or an all_reduce sums.
+        form: the form in which a network's row takes what arrives, or made what is scattered; for layers the schedule
+            says this.
     """
 
     kind: Kind
@@ -71,10 +71,10 @@ def redistribute(space: IndexSets, src: Layout, dst: Layout) -> tuple[Conversion
 
 @lru_cache(maxsize=1 << 15)
 def _in_blocks(names: Axes, src: Layout, dst: Layout) -> tuple[Conversion, ...]:
-    """As far as slices and collectives lead; they don't depend on how many ranks or elements there are.
+    """The conversions without a last exchange; they don't depend on how many ranks or elements there are.
 
     Args:
-        names: of a grid's axes, outermost first.
+        names: names of the grid's axes, outermost first.
     """
     steps: list[Conversion] = []
     goal = dst.axes
@@ -109,9 +109,9 @@ def _common(a: Axes, b: Axes) -> int:
 
 
 def _slice(here: Layout, dst: Layout) -> Layout | None:
-    """Split by every axis that holds copies and comes next on its dimension.
+    """The layout split by every axis that holds copies and comes next on its dimension; None where no axis does.
 
-    A window is cut out where the dimension is whole on every rank; from a block it takes an exchange.
+    A window is cut out where the dimension is whole on every rank; out of blocks, an exchange makes it.
     """
     busy = here.used | frozenset(here.partial)
     axes, windows = list(here.axes), list(here.windows)
@@ -171,5 +171,5 @@ def _gather(here: Layout, goal: tuple[Axes, ...]) -> Layout | None:
 
 
 def _appearing(before: Layout, after: Layout) -> frozenset[str]:
-    """Axes that a dimension has after and did not have before."""
+    """Axes that split a dimension in `after` and not in `before`."""
     return frozenset(a for old, new in zip(before.axes, after.axes, strict=True) for a in new if a not in old)

@@ -1,10 +1,10 @@
 """Relations: which rows of an operand the rows of an index read, along one dimension.
 
-A block `[lo, hi)` of the index wishes for a *window* of rows: an interval in the relation's own numbering. The window
-may leave the tensor; `hull` says which of its rows lie in it, and the others are padding (or, where an operation says
-so, nothing). Rows are anything that is numbered: pixels, channels of groups, flat numbers of a view. Half-open
-intervals; integers and arrays (an entry a rank) alike. On integers nothing here needs numpy: generated packages have
-this file in them.
+A block `[lo, hi)` of the index reads a *window* of rows: an interval in the relation's own numbering. A window may have
+rows outside of the tensor; `hull` gives those that are inside, and the others are padding (or, where an operation says
+so, nothing). Rows are anything that is numbered: pixels, channels of groups, flat numbers of a view. Intervals are
+half-open, of integers or of arrays with an entry a rank. On integers nothing here needs numpy: generated packages
+contain this file.
 
 | relation | row o reads |
 |---|---|
@@ -14,8 +14,8 @@ this file in them.
 | Reverse | n - 1 - o: flip |
 | Clamp | the row of the tensor that is nearest to o - P: replicate padding |
 | Table | what a table says: interpolation, reflection; anything that ATen's own operator says of unit vectors |
-| Through | what the rows of another relation read: two rows of a network as one |
-| Blocks | block number o of `extent` rows by the block rule; its inverse, BlockOf, the number of the block of row o |
+| Through | the rows that another relation reads for the rows that one reads: two rows of a network as one |
+| Blocks | block number o of `extent` rows by the block rule; its inverse, BlockOf: the number of the block of row o |
 
 Source: Dumoulin & Visin, arXiv:1603.07285, section 4 (Taps, ReadBy); docs/design.md, Relations.
 """
@@ -42,7 +42,7 @@ class Relation(ABC):
 
     @property
     def word(self) -> str:
-        """In a signature's text."""
+        """The relation's name in a signature's text."""
         return type(self).__name__.lower()
 
     @abstractmethod
@@ -51,12 +51,12 @@ class Relation(ABC):
 
     @abstractmethod
     def window(self, lo: Number, hi: Number) -> tuple[Number, Number]:
-        """The rows that `[lo, hi)` wishes for: the smallest interval of closed form; empty for no rows."""
+        """The rows that rows `[lo, hi)` read: the smallest interval of closed form; empty where `[lo, hi)` is."""
 
     @property
     @abstractmethod
     def inverse(self) -> Relation:
-        """Of a row that is read, the rows that read it."""
+        """The relation from a row that is read to the rows that read it."""
 
     @property
     def is_identity(self) -> bool:
@@ -69,7 +69,7 @@ class Relation(ABC):
         return plain(first), plain(_most(_least(hi, extent), first))
 
     def inside(self, lo: int, hi: int, held: tuple[int, int], extent: int) -> tuple[int, int]:
-        """Of `[lo, hi)` the longest run that reads nothing but rows that are held.
+        """The longest run in `[lo, hi)` of which each row reads only rows that are held, or padding.
 
         Example:
             >>> Taps(kernel=3, pad=1).inside(0, 4, (0, 4), 8)
@@ -87,7 +87,7 @@ class Relation(ABC):
         if lo == hi or are_inside(lo, hi):
             return lo, hi
         best, start = (lo, lo), lo
-        for o in range(lo, hi + 1):  # rows of padding alone, behind those that a neighbour has, are no part of it
+        for o in range(lo, hi + 1):  # rows that read padding alone may lie beyond rows that read a neighbour's
             if o == hi or not are_inside(o, o + 1):
                 best, start = max(best, (start, o), key=lambda run: run[1] - run[0]), o + 1
         return best
@@ -150,7 +150,7 @@ class Taps(Relation):
 class ReadBy(Relation):
     """Row o reads the rows that read it: all i with i*S - P + d*k = o for some tap k.
 
-    Where stride or dilation leave gaps the window has rows that nobody reads.
+    Where stride or dilation leave gaps, the window also has rows that no row of the block reads.
 
     Example:
         >>> ReadBy(Taps(kernel=3, stride=2, pad=1)).window(28, 56)
@@ -200,7 +200,7 @@ class Ratio(Relation):
 
     @property
     def inverse(self) -> Relation:
-        """Of cells that lie on a grid of their own; groups of rows are such cells, groups of cells are not."""
+        """The inverse, which has a closed form where `a` or `unit` is 1; else a ValueError."""
         if self.a != 1 != self.unit:
             raise ValueError(f"{self} has no inverse of closed form")
         return Ratio(1, self.unit, self.b) if self.a == 1 else Ratio(self.b, self.a)
@@ -245,7 +245,7 @@ class Clamp(Relation):
 
     @property
     def count(self) -> int:
-        """Rows that read one."""
+        """How many rows read one."""
         return self.extent + self.below + self.above
 
     @property
@@ -263,7 +263,7 @@ class Clamp(Relation):
 
 @dataclass(frozen=True, slots=True)
 class ClampedBy(Relation):
-    """Row o reads the rows that read it by `Clamp`: the first and the last row those of the padding, too.
+    """Row o reads the rows that read it by `Clamp`: the first and the last row read those of the padding, too.
 
     Example:
         >>> ClampedBy(Clamp(extent=8, below=2, above=1)).window(0, 4)
@@ -299,7 +299,7 @@ class Table(Relation):
 
     @property
     def inverse(self) -> Relation:
-        """Hulls: between two rows that read one there may be others that don't."""
+        """For each row the interval from the first to the last row that reads it; some between may not read it."""
         found = [(0, 0)] * max((hi for _, hi in self.rows), default=0)
         for o, (lo, hi) in enumerate(self.rows):
             for row in range(lo, hi):
@@ -342,7 +342,7 @@ class Blocks(Relation):
 
     @property
     def count(self) -> int:
-        """Blocks."""
+        """How many blocks there are."""
         return prod([_ranks(size) for size in self.sizes])
 
     @property
@@ -353,7 +353,7 @@ class Blocks(Relation):
         return range(*self.block(o)) if 0 <= o < self.count else range(0)
 
     def block(self, number: int) -> tuple[int, int]:
-        """Rows of a block."""
+        """The rows of a block."""
         lo, rows, left = 0, self.extent, self.count
         for size in self.sizes:
             left //= _ranks(size)
@@ -362,7 +362,7 @@ class Blocks(Relation):
         return lo, lo + rows
 
     def number(self, row: int) -> int:
-        """Of the block that holds a row."""
+        """The number of the block that holds a row."""
         found, rows = 0, self.extent
         for size in self.sizes:
             ends = _ends(rows, size)
@@ -406,11 +406,11 @@ class BlockOf(Relation):
 
 @dataclass(frozen=True, slots=True)
 class Through(Relation):
-    """Row o reads what the rows that `first` reads read by `then`: two operations one behind the other, of which the
-    tensor between has `extent` rows. Rows between that lie outside of it read nothing.
+    """Row o reads the rows that `then` reads for the rows that `first` reads: two operations in sequence, with a tensor
+    of `extent` rows between them. Rows between that lie outside of this tensor read nothing.
 
     Example:
-        >>> Through(Taps(kernel=3, pad=1), 8, Taps(kernel=3, pad=1)).window(0, 4)  # of row -1 between nothing is read
+        >>> Through(Taps(kernel=3, pad=1), 8, Taps(kernel=3, pad=1)).window(0, 4)  # row -1 between reads nothing
         (-1, 6)
     """
 
@@ -431,7 +431,7 @@ class Through(Relation):
 
 
 def _by_integers(of: Any, lo: Any, hi: Any) -> tuple[Any, Any]:
-    """A window that is said of integers, of arrays entry by entry."""
+    """The window `of(lo, hi)` for integers; for arrays, that of each entry."""
     if isinstance(lo, int) and isinstance(hi, int):
         return of(lo, hi)
     entries = [*zip(np.ravel(lo).tolist(), np.ravel(hi).tolist(), strict=True)]

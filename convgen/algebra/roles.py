@@ -1,6 +1,6 @@
 """Roles: what each grid axis does in each phase of a convolution.
 
-An axis with role r splits index r; what that asks of the operands, signatures say (signature.py). Along a spatial index
+An axis with role r splits index r; signatures (signature.py) say what this asks of operands. Along a spatial index
 one activation is a block and the other the window of rows that this block needs. In backward_filter either may be the
 block: `rows="output"` keeps dy as blocks, `rows="input"` x.
 """
@@ -55,7 +55,7 @@ def nest(roles: Iterable[tuple[str, str]], rows: Rows = "output") -> Roles:
 
 
 def settle_groups(conv: Conv, grid: Grid, phase: str, roles: Roles) -> Roles:
-    """Read roles C and F on axes that still split whole groups as role G.
+    """The roles, with G in place of C or F on axes that still split whole groups.
 
     Raises:
         InputError: an axis with role C or F leaves a rank with more than one group, or an axis with

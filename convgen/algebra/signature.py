@@ -3,7 +3,7 @@
 A signature names indices. A dimension is an index (or a nest of them, outermost first), what a block of an index reads
 through a relation, or whole. Give each grid axis one role, an index; then an operand that has the index is split on it,
 one that lacks it holds copies, and a result that lacks an index which operands have is *partial* over the index's axes.
-Every operation of a network is a row of this kind; nothing else here knows what it computes.
+Every operation of a network is described so; nothing here knows what an operation computes.
 
 The gradient of an operand as a row read it has a type as well (`Signature.gradient`): partial over the axes that have
 a role in the row and don't split the operand, overlapping where it is windowed, equal over axes without a role.
@@ -55,8 +55,8 @@ class Operand:
     Attributes:
         shape: extents in elements.
         dims: what each dimension is made of.
-        gradient: whether it can have one.
-        integer: whether its elements are numbers of something.
+        gradient: whether it can have a gradient.
+        integer: whether its elements are integers that number something (classes, rows).
     """
 
     name: str
@@ -74,7 +74,7 @@ class Operand:
 
 
 class Piece(NamedTuple):
-    """How one dimension of a value lies on a grid: blocks over `axes` of what `made` says, or rows read for them."""
+    """How one dimension of a value lies on a grid: as blocks over `axes`, or as the rows that such blocks read."""
 
     axes: Axes
     relation: Relation | None = None
@@ -142,7 +142,7 @@ class Signature:
 
     @cached_property
     def summed(self) -> frozenset[str]:
-        """Indices that some result lacks: a role of theirs leaves addends."""
+        """Indices of operands that some result lacks: an axis whose role is one of these leaves addends."""
         read = {i for o in self.inputs for i in o.indices}
         return frozenset(i for i in read if any(i not in r.indices for r in self.results))
 
@@ -153,7 +153,7 @@ class Signature:
 
     @cached_property
     def nests(self) -> tuple[tuple[str, ...], ...]:
-        """Nests of which several indices have more than one element, outermost first."""
+        """Nests that have several indices of more than one element: these indices, outermost first."""
         found = (
             tuple(i for i in d.indices if self.extent[i] > 1) for o in (*self.inputs, *self.results) for d in o.dims
         )
@@ -164,12 +164,12 @@ class Signature:
         return tuple(a for i, _ in self.extents for a in roles.get(i, ()))
 
     def partial(self, roles: Mapping[str, Axes]) -> Axes:
-        """Axes over which some result is one addend of several."""
+        """Axes over which some result is partial."""
         return tuple(a for i, _ in self.extents if i in self.summed for a in roles.get(i, ()))
 
     @cached_property
     def _lacks(self) -> dict[int, tuple[str, ...]]:
-        """By result, indices that are read and that it is a sum over."""
+        """By result's id, the indices of operands that the result is a sum over."""
         read = {i for o in self.inputs for i in o.indices}
         return {id(r): tuple(i for i, _ in self.extents if i in read - r.indices) for r in self.results}
 
@@ -185,16 +185,16 @@ class Signature:
     def gradient(self, operand: Operand, roles: Mapping[str, Axes]) -> Wanted:
         """The type of what a rank finds as gradient of an operand from the gradient of its part of the result.
 
-        Axes without a role: every rank has computed alike and its gradient is whole, one copy each. Axes with a role
-        that don't split the operand: each rank has found what its part of the result says, an addend.
+        Along an axis without a role all ranks compute the same, so each has a copy of the whole gradient. Along an axis
+        with a role that doesn't split the operand each rank finds an addend, from its part of the result.
         """
         pieces = self.wants(operand, roles).pieces
         split = {a for p in pieces for a in p.axes}
         return Wanted(pieces, tuple(a for a in self.roles(roles) if a not in split))
 
     def fits(self, roles: Mapping[str, Axes], sizes: Mapping[str, int]) -> bool:
-        """Whether blocks of nests are what local code can take: an axis splits an outer index as long as a rank has
-        several of it, and an inner one only then when it has at most one."""
+        """Whether local code can take the blocks of nests: an axis splits an outer index only while a rank has several
+        of it, and an inner index only where each rank has at most one of the outer."""
         for operand in (*self.inputs, *self.results):
             for made in operand.dims:
                 for i, outer in enumerate(made.indices[:-1]):

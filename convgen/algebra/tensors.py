@@ -42,8 +42,8 @@ class Rows:
     """What a reader needs of one dimension: the rows that its blocks of `index` read through `relation`.
 
     Attributes:
-        is_open: whether extents are known at run time only: then rows of blocks are other blocks' rows, whatever those
-            that are here happen to be.
+        is_open: whether extents are known at run time only: then a block is taken to need other blocks' rows, whatever
+            it needs at the extents that are here.
     """
 
     relation: Relation

@@ -1,4 +1,4 @@
-"""Layouts that a signature asks of its operands, and makes, under roles: types of values, exact on every rank."""
+"""The layouts of a signature's operands and results under roles: types of values, exact on every rank."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from convgen.algebra.signature import Signature, Wanted
 
 
 def layouts(sets: IndexSets, signature: Signature, roles: Mapping[str, Axes]) -> tuple[Layout, ...]:
-    """Of the inputs, then of the results, in the signature's order; operands are named by their tensors.
+    """The layouts of inputs, then of results, in the signature's order; an operand has the name of its tensor.
 
     A window is wanted only where the rank's block does not serve as it is.
     """

@@ -1,8 +1,8 @@
-"""What a local convolution that pads both sides alike, as ATen's do, takes of a window's rows.
+"""The rows of a window that a rank holds for a local convolution that pads both sides alike, as ATen's do.
 
 Kernels that pad virtually take any window. Others take one padding a dimension and ignore up to S-1 rows that no
-output row reads; where that can't express a window, the rank holds it in a *frame* with rows of zeros. x is what taps
-read, y what reads it; half-open intervals in rows, integers and arrays alike.
+output row reads; where one padding doesn't do, the rank holds the window in a *frame* with rows of zeros. x is what
+taps read, y what reads it; intervals are half-open, in rows, of integers or of arrays.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def fits_one_padding(t: Taps, below: Number, above: Number) -> Any:
 def output_frame(t: Taps, lo: Number, hi: Number) -> tuple[Number, Number]:
     """The window of `ReadBy`, widened by the fewest rows that let one padding serve both sides.
 
-    The rows added hold zeros; what they contribute falls outside `[lo, hi)`.
+    The added rows hold zeros; what they contribute falls outside `[lo, hi)`.
     """
     start, end = ReadBy(t).window(lo, hi)
     below, above = edge_padding(t, lo, hi, start, end)
