@@ -1,7 +1,7 @@
 """Collectives of a step without its computing, and computing without its collectives.
 
-A transport that moves nothing gives what is of the right size, so that a step on it is what the rank computes; and it
-has every call that would have moved something, which can be run alone.
+A transport that moves nothing gives tensors of the right size, so that a step on it takes what the rank computes. It
+records every call that would have moved something, and such calls can be run alone.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Call:
     """A collective of a step.
 
     Attributes:
-        step: its name in the program; `kind`: what of a transport it calls.
-        sent_bytes: by this rank, by direct exchange.
+        step: its name in the program; `kind`: the transport's method that it calls.
+        sent_bytes: bytes that this rank sends, counted by direct exchange.
     """
 
     step: str
@@ -40,8 +40,8 @@ class Nothing:
     """A transport that moves nothing.
 
     Attributes:
-        calls: since they were last cleared.
-        marked: says which step of which phase the rank is at.
+        calls: the recorded calls, in order.
+        marked: gives the step and the phase that the rank is at.
     """
 
     def __init__(self, rank: int, size: int) -> None:

@@ -1,9 +1,9 @@
-"""What a bench found to be off, as measured steps of a machine: by work, not by the name of a step.
+"""Work that the model has wrong by a bench, as measured steps of a machine: by what is done, not by a step's name.
 
-Local work is that of a row's marks, on the slowest rank of each round; several of a program's steps that one mark has
-(a row's gradients, a block that backward computes again) share its seconds as the model shares its own. A collective
-that is waited for at once is its mark on the rank that stands still least, packing included; one that is started is as
-it was alone. Rows in parts, and chunks, are left as they are modelled.
+A row's seconds are those of its marks on the slowest rank of each round. Where one mark covers several of a program's
+steps (a row's gradients, a block that backward computes again), they share its seconds in proportion to the model's. A
+collective that is waited for at once has the seconds of its mark on the rank that stands still least, packing included;
+one that is started ahead has those that it took alone. Rows in parts, and chunks, stay as they are modelled.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from convgen.cost.travels import travel_of
 from convgen.program.flow import Flow, Local, Start, backward, forward
 from convgen.program.network import Moved, Program
 
-OFF = 0.15  # of what was measured: a model is right within it, or within what repeats are apart
-LEAST = 1e-3  # of a step: less is not worth a line
+OFF = 0.15  # share of the measured seconds: a model is right within it, or within the spread of repeats
+LEAST = 1e-3  # share of a step: work that takes less gets no line
 
 Key = tuple[str, str, str]
 Rounds = Mapping[Key, Sequence[float]]
@@ -32,10 +32,10 @@ Rounds = Mapping[Key, Sequence[float]]
 
 @dataclass(frozen=True)
 class Corrected:
-    """A step that was off.
+    """A step that the model has wrong.
 
     Attributes:
-        modelled: seconds before.
+        modelled: the model's seconds; `taken`: the measured ones.
     """
 
     step: Step
@@ -52,11 +52,11 @@ def corrections(
     *,
     of_inputs: bool = False,
 ) -> list[Corrected]:
-    """Steps that the machine's model has wrong, the dearest first.
+    """Steps that the machine's model has wrong, the longest first.
 
     Args:
-        every: of each rank the marks of each round.
-        alone: by phase and name, what collectives took by themselves.
+        every: marks by rank and round.
+        alone: by phase and name, what collectives took alone.
     """
     price = price_on(program.grid, machine, dtype)
     row_rounds, travel_rounds = _rounds(every)
@@ -81,7 +81,7 @@ def corrections(
 
 
 def merged(some: Sequence[Corrected]) -> list[Corrected]:
-    """Of several benches; of a step that several have, the median."""
+    """The corrections of several benches, with the median for a step that several have."""
     by_step: dict[Step, list[tuple[float, Seconds]]] = {}
     for one in some:
         by_step.setdefault(one.step, []).append((one.modelled, one.taken))
@@ -89,12 +89,12 @@ def merged(some: Sequence[Corrected]) -> list[Corrected]:
 
 
 def as_steps(some: Sequence[Corrected]) -> MeasuredSteps:
-    """For a machine."""
+    """Corrections as a machine's measured steps."""
     return MeasuredSteps(tuple((one.step, one.taken) for one in merged(some)))
 
 
 def _together(step: Step, some: Sequence[tuple[float, Seconds]]) -> Corrected:
-    """Of the same work several times: the median, and how far they are apart, or each is by itself."""
+    """One correction for the same work several times: the median, and the spread among them or of each, the larger."""
     seconds = [taken.seconds for _, taken in some]
     p20, middle, p80 = np.quantile(seconds, (0.2, 0.5, 0.8)).tolist()
     spread = max((p80 - p20) / middle, median(taken.spread for _, taken in some))
@@ -102,7 +102,7 @@ def _together(step: Step, some: Sequence[tuple[float, Seconds]]) -> Corrected:
 
 
 def _rounds(every: Sequence[Sequence[Sequence[Mark]]]) -> tuple[Rounds, Rounds]:
-    """Seconds by round: of rows on the slowest rank, of collectives on the rank that stands still least."""
+    """Seconds in each round: a row's on the slowest rank, a collective's on the rank that stands still least."""
     rows: dict[Key, list[float]] = {}
     travels: dict[Key, list[float]] = {}
     for laps in zip(*(one for one in every if one), strict=True):
@@ -117,7 +117,7 @@ def _rounds(every: Sequence[Sequence[Sequence[Mark]]]) -> tuple[Rounds, Rounds]:
 
 
 def seconds_of(rounds: Sequence[float]) -> Seconds | None:
-    """None: nothing was measured."""
+    """The rounds' median and spread; None where the median is 0."""
     p20, middle, p80 = np.quantile(rounds, (0.2, 0.5, 0.8)).tolist()
     return Seconds(middle, (p80 - p20) / middle) if middle > 0 else None
 
@@ -141,7 +141,7 @@ def _rows(
 
 
 def _works(program: Program, price: Price, local: Local) -> Iterator[tuple[Step, float]]:
-    """What a step computes, and its modelled seconds; a product's gradients one by one."""
+    """The work of a step with its modelled seconds; of a product's gradients one by one."""
     here, row = price_of(program, price, local), local.placed
     operation, roles, asked = row.bound.operation, dict(row.roles), local.operands
     derived = tuple(k for k, _ in row.derived if k in asked)
@@ -175,7 +175,7 @@ def _travels(
 
 
 def corrected_text(some: Sequence[Corrected], file: str) -> str:
-    """What was written, in a line or two."""
+    """What was written, in a line."""
     if not some:
         return f"nothing is off by more than {OFF:.0%}: {file} stays as it is"
     first = some[0]

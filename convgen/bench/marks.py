@@ -1,6 +1,6 @@
-"""What a package does in a step, one mark a step of its list, as a profiler would have it (templates/runtime/lanes.py).
+"""What a package does in a step, a mark for each step of its list, as a profiler sees it (templates/runtime/lanes.py).
 
-A mark's seconds are its own: those of marks inside it, such as a wait inside of a boundary, are theirs.
+A mark's own seconds leave out those of marks inside it, such as a wait inside of a boundary.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import torch
 
 from convgen.packages import runtime_of
 
-MOVES = ("move", "wait")  # what of a mark's kinds is standing still for others; the rest computes, or starts
+MOVES = ("move", "wait")  # kinds of marks in which a rank stands still for others; in the rest it computes, or starts
 
 
 class Clock:
-    """Instants of a device: of a GPU its own, by events, which a later `settle` makes readable."""
+    """Instants of a device. A GPU's are events, which can be read after a later `settle`."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -36,7 +36,7 @@ class Clock:
             torch.cuda.synchronize(self.device)
 
     def between(self, start: Any, end: Any) -> float:
-        """Seconds, of settled instants."""
+        """Seconds between two settled instants."""
         return end - start if self.device.type != "cuda" else float(start.elapsed_time(end)) * 1e-3
 
 
@@ -44,9 +44,9 @@ class Clock:
 class Mark:
     """
     Attributes:
-        kind: move, wait, local, or what else a list's line is.
-        start_s: since the step began.
-        own_s: without marks inside.
+        kind: move, wait, local, or another kind of a list's line.
+        start_s: seconds since the step began.
+        own_s: seconds without those of marks inside.
     """
 
     kind: str
@@ -78,7 +78,7 @@ class Recorder:
 
     @property
     def current(self) -> str:
-        """Name of the mark that is open."""
+        """Name of the innermost open mark; empty where none is open."""
         return self._open[-1].name if self._open else ""
 
     @contextmanager
@@ -96,7 +96,7 @@ class Recorder:
 
     @contextmanager
     def at_work(self) -> Generator[None]:
-        """The package's steps are run as for a profiler, whose regions are these marks."""
+        """Run the package's steps as for a profiler, and record its regions as marks."""
         before = {name: self._names[name] for name in ("noted", "execute")}
         self._names.update(noted=self.noted, execute=self._names["execute_noted"])
         try:
@@ -105,7 +105,7 @@ class Recorder:
             self._names.update(before)
 
     def taken(self, start: Any) -> list[Mark]:
-        """The marks since the last call, of a step that began then."""
+        """The marks since the last call, for a step that began at `start`."""
         self._clock.settle()
         done, self._done = self._done, []
         between = self._clock.between
@@ -117,9 +117,9 @@ class Recorder:
 
 
 def key_of(kind: str, name: str, phase: str) -> tuple[str, str, str]:
-    """What of a step a mark, or a span of a timeline, is about: (phase, what, name).
+    """The row or collective of a mark, or of a timeline's span: (phase, "row" or "collective", name).
 
-    A row's parts and its gradients are one: local code makes several at once that a program's steps name apart.
+    A row's parts and its gradients have one key: local code makes several at once that a program's steps name apart.
     """
     bare = name.partition(" (")[0]
     if kind in MOVES:
@@ -129,7 +129,7 @@ def key_of(kind: str, name: str, phase: str) -> tuple[str, str, str]:
 
 
 def sums(marks: Sequence[Mark]) -> dict[tuple[str, str, str], float]:
-    """Seconds by key."""
+    """Marks' own seconds by `key_of`."""
     found: dict[tuple[str, str, str], float] = {}
     for m in marks:
         key = key_of(m.kind, m.name, m.phase)

@@ -13,12 +13,12 @@ from convgen.bench.run import STEP, Alone, Benched, Beside
 from convgen.explain.timeline import trace
 from convgen.spec.text import aligned, number_of
 
-SHOWN = 12  # of each table
-NEAR = 0.15  # of a measured step: a simulated one is right
+SHOWN = 12  # lines of each table
+NEAR = 0.15  # share of a measured step: a simulated step within it is right
 
 
 def bench_text(found: Benched) -> str:
-    """Ways, collectives alone, and what the timeline has otherwise."""
+    """Ways, collectives alone, and where the timeline differs, as text."""
     return "\n".join([*_head(found), *_ways(found), *_alone(found), *_beside(found)])
 
 
@@ -106,7 +106,7 @@ def _verdict(found: Benched) -> str:
 
 
 def farthest(beside: Sequence[Beside], off: float) -> Beside | None:
-    """What is off most, on the side on which the step is."""
+    """What is off most in the direction in which the step is off; None where nothing is."""
     same = [one for one in beside if (one.off > 0) == (off > 0) and one.off]
     return max(same, key=lambda one: abs(one.off), default=None)
 
@@ -116,7 +116,7 @@ def _ms(seconds: float) -> str:
 
 
 def bench_json(found: Benched) -> dict[str, Any]:
-    """The same as plain data, everything in it."""
+    """All that was measured, as plain data."""
     subject = found.subject
     off = 0.0
     if found.timeline is not None:
@@ -163,7 +163,7 @@ def _alone_json(one: Alone) -> dict[str, Any]:
 
 
 def bench_trace(found: Benched) -> str:
-    """Chrome's trace events: a process a rank, with a thread of what was measured above those of the simulated step."""
+    """Chrome's trace events: a process for each rank, its measured thread above those of the simulated step."""
     name, events = found.subject.compiled.graph.name, list[dict[str, Any]]()
     if found.timeline is not None:
         for event in json.loads(trace(name, found.timeline))["traceEvents"]:
@@ -198,7 +198,7 @@ def _event(rank: int, m: Mark) -> dict[str, Any]:
 
 
 def scaling_text(strong: Sequence[Benched], weak: Sequence[Benched]) -> str:
-    """Steps over ranks, the batch fixed, and growing with the ranks."""
+    """Tables of steps over ranks: the batch fixed, and the batch growing with the ranks."""
     lines: list[str] = []
     for title, several in (("strong scaling", strong), ("weak scaling", weak)):
         if not several:
@@ -224,7 +224,7 @@ def scaling_text(strong: Sequence[Benched], weak: Sequence[Benched]) -> str:
 
 
 def scaled(first: Benched, one: Benched) -> tuple[float, float]:
-    """How many times as many samples a second as the first, and that over how many times as many ranks."""
+    """Samples a second over those of the first, and this quotient over that of the ranks (efficiency)."""
     rate = [b.subject.compiled.graph.batch / b.ways[STEP]["step"].median for b in (first, one)]
     times = rate[1] / rate[0]
     return times, times * first.subject.ranks / one.subject.ranks

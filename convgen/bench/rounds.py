@@ -1,4 +1,4 @@
-"""Steps in turn, round by round: what each took on every rank, of which the slowest counts."""
+"""Steps run in turn, round by round: seconds of each on every rank, of which the slowest counts."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Took:
     """Seconds of a part of a step.
 
     Attributes:
-        median: over rounds, of each the slowest rank; p20 and p80 likewise.
-        by_rank: each rank's own median.
+        median: over rounds, of the slowest rank's seconds; p20 and p80 likewise.
+        by_rank: each rank's own median over rounds.
     """
 
     median: float
@@ -47,13 +47,13 @@ def took(seconds: NDArray[np.float64]) -> Took:
 
 
 def parts(seconds: Seconds) -> dict[str, Took]:
-    """Of forward, backward and both."""
+    """What forward, backward and both took."""
     each = {"forward": seconds[..., 0], "backward": seconds[..., 1], "step": seconds.sum(axis=-1)}
     return {part: took(one) for part, one in each.items()}
 
 
 def run_once(team: Team, clock: Clock, way: Way) -> tuple[float, float]:
-    """Seconds of forward and of backward on this rank, all having begun together; 0 where it has no part in it."""
+    """Seconds of forward and of backward on this rank, which all ranks begin together; 0 where it has no part."""
     team.sync()
     team.barrier()
     if not way.is_here:
@@ -68,10 +68,10 @@ def run_once(team: Team, clock: Clock, way: Way) -> tuple[float, float]:
 
 
 def interleaved(team: Team, clock: Clock, ways: Mapping[str, Way], rounds: int, warm: int) -> dict[str, Seconds]:
-    """Every way once a round, in an order drawn anew, alike on all ranks.
+    """Seconds of every way, run once a round in an order that is drawn for the round, the same on all ranks.
 
     Args:
-        warm: rounds before those that count.
+        warm: how many rounds come before those that count.
     """
     order, draw = [*ways], Random(0)
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
@@ -86,7 +86,7 @@ def interleaved(team: Team, clock: Clock, ways: Mapping[str, Way], rounds: int, 
 
 
 def marked(team: Team, clock: Clock, way: Way, rounds: int) -> list[list[Mark]]:
-    """Marks of this rank, a list a round."""
+    """Marks of this rank, a list for each round."""
     found: list[list[Mark]] = []
     for _ in range(rounds):
         team.sync()
@@ -104,7 +104,7 @@ def marked(team: Team, clock: Clock, way: Way, rounds: int) -> list[list[Mark]]:
 
 
 def calls_in_turn(team: Team, clock: Clock, calls: Sequence[Call], rounds: int, warm: int) -> NDArray[np.float64]:
-    """Seconds of calls that all ranks make as often, [ranks, rounds, calls]; each behind a barrier."""
+    """Seconds of calls, [ranks, rounds, calls], each after a barrier; all ranks give equally many."""
     found: list[list[float]] = []
     for number in range(warm + rounds):
         lap: list[float] = []

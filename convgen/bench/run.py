@@ -36,7 +36,7 @@ class Subject:
     """What is measured.
 
     Attributes:
-        against: other compiled networks of the same run, by name; `torchs`: ddp, module.
+        against: other compiled networks to run beside it, by name, with tensors; `torchs`: torch's own, ddp or module.
     """
 
     compiled: CompiledNetwork
@@ -58,8 +58,8 @@ class Subject:
 class Effort:
     """
     Attributes:
-        rounds: that count, behind `warm` that don't.
-        marked: rounds more, of which every step of the list is timed.
+        rounds: how many rounds count, after `warm` that don't.
+        marked: how many further rounds time every step of the list.
     """
 
     rounds: int = 15
@@ -72,8 +72,8 @@ class Alone:
     """A collective of the step by itself.
 
     Attributes:
-        sent_bytes: of the rank that sends most; `total_bytes`: of all ranks.
-        modelled_s: None without a machine.
+        sent_bytes: by the rank that sends most; `total_bytes`: by all ranks.
+        modelled_s: seconds by the model; None without a machine.
     """
 
     step: str
@@ -91,7 +91,7 @@ class Alone:
 
 @dataclass(frozen=True)
 class Beside:
-    """A row, or how long a collective held ranks up: simulated beside measured, seconds."""
+    """Seconds of a row, or seconds for which a collective held ranks up: simulated beside measured."""
 
     phase: str
     what: str
@@ -109,10 +109,10 @@ class Benched:
     """What was measured of a subject.
 
     Attributes:
-        ways: by name, seconds by part.
-        simulated: by way, forward and step; empty without a machine.
-        marks: of every rank a step of the list, the one of the middle of the rounds by its length.
-        corrected: what the machine has wrong, as it was measured.
+        ways: seconds by way and part of a step.
+        simulated: by way, seconds of forward and of the step; empty without a machine.
+        marks: every rank's marks of one round, that of median length.
+        corrected: steps that the machine has wrong, as they were measured.
     """
 
     subject: Subject
@@ -139,9 +139,9 @@ def bench(
     """Measure on all ranks; each has the same result.
 
     Args:
-        folder: of this rank, in which packages are written.
-        machine: on which the same step is simulated.
-        skip: what is left out in steps of their own, beside the whole: of `SKIPS`.
+        folder: this rank's own, in which packages are written.
+        machine: on which the same step is simulated; None: no simulation.
+        skip: what further ways leave out, each one of `SKIPS`, beside the whole step.
     Raises:
         InputError: torch's DDP can't share the samples.
     """
@@ -189,10 +189,10 @@ def corrected_of(
 def step_corrections(
     team: Team, way: Way, subject: Subject, folder: Path, machine: Machine, effort: Effort
 ) -> list[Corrected]:
-    """What the machine has wrong of a package that is there and has run: every step timed, every collective alone.
+    """Steps that the machine has wrong, of a package that has run: every step is timed, and every collective alone.
 
     Args:
-        folder: of the package.
+        folder: the package's.
     """
     clock = Clock(team.device)
     nothing, silent = _on_nothing(team, subject, folder)
@@ -220,7 +220,7 @@ def _ways(team: Team, subject: Subject, folder: Path, skip: Sequence[str]) -> di
 
 
 def _moving(team: Team, package: Path, calls: Sequence[Call]) -> dict[int, Callable[[], object]]:
-    """Calls to run, by their number."""
+    """A function that runs each call, by the call's number."""
     if not calls:
         return {}
     end = runtime_of(load_package(package)).TorchTransport(timedelta(seconds=TIMEOUT_S), team.device.type)
@@ -232,7 +232,7 @@ def _moving(team: Team, package: Path, calls: Sequence[Call]) -> dict[int, Calla
 
 
 def _in_order(calls: Sequence[Call], runs: Mapping[int, Callable[[], object]], *, is_here: bool) -> Way:
-    """All of a step's collectives, one after the other."""
+    """A way that runs a step's collectives, one after the other."""
 
     def run(phase: str) -> None:
         for i, call in enumerate(calls):
@@ -252,9 +252,9 @@ def _on_nothing(team: Team, subject: Subject, folder: Path) -> tuple[Nothing, Wa
 
 
 def _calls(team: Team, clock: Clock, way: Way, nothing: Nothing) -> list[Call]:
-    """What a step moves, in order, on this rank."""
+    """The collectives of a step on this rank, in order."""
     recorder = way.recorder
-    run_once(team, clock, way)  # the first step says what layers they are
+    run_once(team, clock, way)  # the first step also sets up what later ones keep
     nothing.calls.clear()
     if recorder is None:
         team.barrier()
@@ -296,7 +296,7 @@ def _alone(
     effort: Effort,
     step: Timeline | None,
 ) -> tuple[Alone, ...]:
-    """Each collective behind a barrier. Ranks that have no part in one wait at its barrier."""
+    """Seconds of each collective after a barrier. A rank that has no part in one takes part in its barrier alone."""
     mine = _numbered(calls)
     known = team.gather({key: calls[i].sent_bytes for key, i in mine.items()})
     keys = list(dict.fromkeys(key for one in known for key in one))
@@ -314,7 +314,7 @@ def _alone(
 
 
 def _numbered(calls: Sequence[Call]) -> dict[tuple[str, str, str, int], int]:
-    """Numbers of calls by step, phase, kind, and which of those it is: some ranks lack some."""
+    """Numbers of calls by (step, phase, kind, place among such calls): some ranks lack some calls."""
     found: dict[tuple[str, str, str, int], int] = {}
     for i, call in enumerate(calls):
         number = 0
@@ -327,11 +327,11 @@ def _numbered(calls: Sequence[Call]) -> dict[tuple[str, str, str, int], int]:
 def beside(step: Timeline, every: Sequence[Sequence[Sequence[Mark]]]) -> list[Beside]:
     """Rows and collectives of a step, those that are farthest off first.
 
-    A row takes what it takes on the slowest rank. A collective holds the last of the ranks up as long as that of the
-    ranks which stands still least: the others wait for that one, too.
+    A row's seconds are those on the slowest rank. A collective's are those on the rank that stands still least: the
+    other ranks also wait for this rank.
 
     Args:
-        every: of each rank the marks of each round.
+        every: marks by rank and round.
     """
     measured: dict[Key, list[float]] = {}
     for rounds in every:
@@ -357,11 +357,11 @@ def beside(step: Timeline, every: Sequence[Sequence[Sequence[Mark]]]) -> list[Be
 
 
 def _middle(rounds: Sequence[Sequence[Mark]]) -> Sequence[Mark]:
-    """Of the rounds the one whose length is in the middle."""
+    """The round of median length."""
     return sorted(rounds, key=lambda marks: max((m.end_s for m in marks), default=0.0))[len(rounds) // 2]
 
 
 def weak_batch(batch: int, ranks: int, most: int) -> int | None:
-    """Samples of so many ranks, where all have `batch`; None where that is no whole number."""
+    """Samples for `ranks` ranks, where `most` ranks have `batch`; None where that is no whole number."""
     share, rest = divmod(batch * ranks, most)
     return None if rest or not share else share

@@ -11,10 +11,10 @@ from convgen.spec.aten.sizes import for_any_sizes
 
 
 def of_samples(compiled: CompiledNetwork, batch: int) -> CompiledNetwork:
-    """The same layout, and the same that travels meanwhile, with another number of samples.
+    """The network with `batch` samples; its layout, and what travels while ranks compute, stay the same.
 
     Raises:
-        InputError: the graph is of one number of samples.
+        InputError: the graph takes one number of samples only.
     """
     graph = compiled.graph
     if batch != graph.batch and not graph.is_dynamic:

@@ -35,9 +35,9 @@ from convgen.spec.graph import Graph
 from convgen.spec.target import Target
 from convgen.spec.text import aligned, number_of
 
-EFFORT = Effort(rounds=7, warm=2, marked=7)  # of the steps of each
+EFFORT = Effort(rounds=7, warm=2, marked=7)  # for each candidate's steps and collectives
 WARM, LEAST, MOST = 3, 5, 300  # rounds: that don't count, and the fewest and most that do
-LINKS = (0.25, 4.0)  # as if links were so many times as fast: layouts that move less, or more
+LINKS = (0.25, 4.0)  # plans for links so many times as fast are layouts that move less, or more
 DRAWN = 2000  # resamples of the rounds
 LETTERS = ("N", "D", "H", "W", "C", "F")
 
@@ -47,9 +47,9 @@ class Candidate:
     """A layout.
 
     Attributes:
-        name: where it is from.
-        seconds: modelled, with what travels meanwhile.
-        estimate: the same, and how far it may be off; None where the machine doesn't know.
+        name: how it was found.
+        seconds: modelled seconds of a step, with what travels while ranks compute.
+        estimate: these seconds, and how far they may be off; None where the machine doesn't know.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Tried:
 def candidates(
     graph: Graph, ranks: int, setting: Setting, target: Target, count: int, tell: Callable[[str], None] = lambda _: None
 ) -> list[Candidate]:
-    """The best distinct layouts that are found, by the model, the best first.
+    """At most `count` distinct layouts, those that are fastest by the model, the fastest first.
 
     Raises:
         InputError: nothing that is searched fits the memory, or the ranks can't be used.
@@ -93,7 +93,7 @@ def candidates(
 
 
 def _programs(graph: Graph, ranks: int, setting: Setting, tell: Callable[[str], None]) -> Iterator[tuple[str, Program]]:
-    """The plan; plans of the grids, also for other links; letters over all ranks."""
+    """Programs to try, by name: the plan, samples alone, plans of grids (also for other links), each letter alone."""
     tell(f"planning {number_of(ranks, 'rank')}")
     compiled, plan = plan_graph(graph, ranks, setting)
     yield "plan", plan.program
@@ -122,10 +122,10 @@ def run_in_turn(
     seconds: float,
     machine: Machine | None = None,
 ) -> tuple[list[Tried], list[Corrected]]:
-    """Every candidate for about so many seconds, in turn; the same on all ranks, the fastest first.
+    """Run candidates in turn, each for about `seconds`; results, the fastest first, are the same on all ranks.
 
     Args:
-        machine: of which is asked what it has wrong of their steps; none: nothing is.
+        machine: corrections are of this machine's model; None: there are none.
     """
     clock = Clock(team.device)
     ways = {
@@ -151,10 +151,10 @@ def run_in_turn(
 
 
 def sure(rounds: Sequence[NDArray[np.float64]]) -> list[float]:
-    """How often each has the least median, where rounds are drawn again with replacement (Efron's bootstrap).
+    """The share of resamples in which each has the least median; rounds are drawn with replacement (Efron's bootstrap).
 
     Args:
-        rounds: of each what the slowest rank took, round by round: those of one round were beside each other.
+        rounds: each one's seconds on the slowest rank by round; a resample takes the same rounds of all.
     """
     seconds = np.stack(rounds)
     draw = np.random.default_rng(0)
@@ -165,7 +165,7 @@ def sure(rounds: Sequence[NDArray[np.float64]]) -> list[float]:
 
 
 def tried_text(found: Sequence[Tried], ranks: int, machine: str) -> str:
-    """A line a layout, the fastest first, and what to think of it."""
+    """A line for each layout, the fastest first, and how sure the measurement and the model are."""
     best = found[0]
     name = best.candidate.compiled.graph.name
     rows: list[tuple[str, ...]] = [("layout", "grid", "modelled ms", "measured ms", "p20 to p80", "ratio", "fastest")]
@@ -196,7 +196,7 @@ def tried_text(found: Sequence[Tried], ranks: int, machine: str) -> str:
 
 
 def _alike(found: Sequence[Candidate]) -> str | None:
-    """Which of them the model can't tell from its first; None where it doesn't know how far it is off."""
+    """Which layouts the model can't tell from its fastest; None where it doesn't know how far it is off."""
     first = min(found, key=lambda one: one.seconds)
     if first.estimate is None:
         return None
@@ -207,7 +207,7 @@ def _alike(found: Sequence[Candidate]) -> str | None:
 
 
 def tried_json(found: Sequence[Tried]) -> list[dict[str, Any]]:
-    """The same as plain data."""
+    """What was measured of each layout, as plain data."""
     return [
         {
             "layout": one.candidate.name,

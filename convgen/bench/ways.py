@@ -1,4 +1,4 @@
-"""Steps of training to run in turn: of a package, of its plain program, on nothing, of the module, of torch's DDP."""
+"""Steps of training to run in turn: of a package, of its plain program, without messages, the module's, DDP's."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Way:
     """A step that can be run.
 
     Attributes:
-        forward: gives outputs that backward takes.
-        recorder: of a package's marks; None: it has none.
+        forward: gives the outputs, which backward takes.
+        recorder: records a package's marks; None where there is no package.
         is_here: whether this rank is one of its ranks.
     """
 
@@ -45,7 +45,7 @@ class Way:
 
 
 def drawn(value: Value, device: torch.device, generator: torch.Generator) -> Tensor:
-    """An input, whole: normal numbers, or 0, which any table has."""
+    """A whole input: normal numbers for floats, else zeros, which number a row of any table."""
     shape = tuple(n for n in value.shape if isinstance(n, int))
     dtype: torch.dtype = getattr(torch, value.dtype)
     if value.dtype not in FLOATS:
@@ -54,10 +54,10 @@ def drawn(value: Value, device: torch.device, generator: torch.Generator) -> Ten
 
 
 def back(outputs: Mapping[str, Tensor], ones: dict[str, Tensor]) -> None:
-    """Gradients of the sum of all that has some.
+    """Run backward from the sum of all outputs that require gradients.
 
     Args:
-        ones: are kept from step to step.
+        ones: the outputs' gradients by name, kept from step to step.
     """
     several = {n: y for n, y in outputs.items() if y.requires_grad}
     for n, y in several.items():
@@ -79,13 +79,13 @@ def package_way(
     of_inputs: bool = False,
     transport: Callable[[Any], Any] | None = None,
 ) -> Way:
-    """Of a package.
+    """A package's step.
 
     Args:
         program: the network's, or another of the same layout.
         folder: where the package is written, or has been.
         of_inputs: whether inputs want gradients, too.
-        transport: made of the package; by default torch.distributed.
+        transport: makes one for the package; by default it is torch.distributed's.
     """
     ranks = program.grid.ranks
     if rank >= ranks:
@@ -128,7 +128,7 @@ def _cast(autocast: str, device: torch.device) -> Callable[[], Any]:
 
 
 class GraphModule(nn.Module):
-    """A network's calls, one after the other, as torch runs them."""
+    """A network's calls, which torch runs one after the other."""
 
     def __init__(self, graph: Graph, state: Mapping[str, Tensor], autocast: str) -> None:
         super().__init__()
@@ -152,10 +152,10 @@ class GraphModule(nn.Module):
 def module_way(
     compiled: CompiledNetwork, tensors: Mapping[str, Tensor], device: torch.device, size: int, *, ddp: bool
 ) -> Way:
-    """The graph's own calls: the whole batch on every rank alone, or DDP's share of it.
+    """A step of the graph's own calls: with the whole batch on every rank alone, or with a rank's share of it by DDP.
 
     Args:
-        ddp: over all ranks; batch norms are of a rank's own samples then.
+        ddp: by DDP over all ranks; a batch norm's statistics are then of a rank's own samples.
     Raises:
         InputError: samples can't be shared.
     """
@@ -185,5 +185,5 @@ def module_way(
 def _state(graph: Graph, tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
     from convgen.verify.network_program import given_of
 
-    given = given_of(replace(graph, modes=("eval",)), tensors)  # of one step's inputs, not of three
+    given = given_of(replace(graph, modes=("eval",)), tensors)  # draws inputs of one step, not of three
     return {name: value.to(device) for name, value in given.state.items()}
