@@ -1,11 +1,10 @@
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
 # (parts of torch, and modules, have no types)
-"""Collectives as modules run them, packing and adding included, beside what the model makes of the measured links.
+"""Collectives as modules run them, packing and adding included, beside what the model gives for the measured links.
 
-Layers of a few algorithms and sizes are compiled for groups of ranks, and their steps run forward and backward; when
-conversions are entered and left is noted inside the module. A step's seconds beside its conversions are what a module
-and autograd take around local work that is next to nothing: the smallest layer's are what launching a local operation
-costs.
+Layers of a few algorithms and sizes are compiled for groups of ranks, and their steps run forward and backward; the
+module notes when conversions are entered and left. The rest of a step's seconds is what a module and autograd take
+around local work, which is next to nothing: the smallest layers' rest gives the cost of launching a local operation.
 """
 
 from __future__ import annotations
@@ -32,17 +31,17 @@ from convgen.program.nodes import Convert
 from convgen.spec.build import layer_from_dict
 
 KINDS: tuple[Kind, ...] = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "exchange")
-FUNCTIONS = ("all_gather", "reduce_scatter", "all_reduce", "rearrange")  # of a module, each told its step's name
-# Bytes: to each other rank, on both sides of 64 and of 128 KiB, as blocks of at most 64 KiB go from rank to rank of a
-# machine another way (templates/runtime/transport.py), and a gather's block is half as large; and to all of them.
+FUNCTIONS = ("all_gather", "reduce_scatter", "all_reduce", "rearrange")  # of a module; each takes its step's name first
+# Bytes to each other rank, on both sides of 64 and of 128 KiB: blocks of at most 64 KiB go from rank to rank of a
+# machine another way (templates/runtime/transport.py), and a gather's block is half as large.
 EDGES = (7 << 13, 9 << 13, 7 << 14, 9 << 14)
-SIZES = (1 << 12, 1 << 15, *EDGES, 1 << 18, 1 << 21, 1 << 23)  # that a rank sends, about: 4 KiB to 8 MiB
+SIZES = (1 << 12, 1 << 15, *EDGES, 1 << 18, 1 << 21, 1 << 23)  # bytes that a rank sends, about: 4 KiB to 8 MiB
 LEAST_LAPS, MOST_LAPS, WARM = 5, 40, 2
 KINDS_OF_LAYERS = 4
-SMALL = 8  # times fewer bytes than a layer is for
+SMALL = 8  # conversions count that send at least 1/SMALL of their layer's size
 LOCAL_STEPS = 3  # local convolutions of a layer's step
 Layers = dict[str, Any]
-Span = tuple[float, float]  # entered, left, by the clock of a node
+Span = tuple[float, float]  # when it was entered and left, by the node's clock, in seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +49,8 @@ class Collective:
     """One conversion among groups of so many ranks.
 
     Attributes:
-        sent_bytes: by each rank.
-        modelled_s: by the measured links.
+        sent_bytes: bytes that each rank sends.
+        modelled_s: seconds by the measured links.
     """
 
     kind: Kind
@@ -67,11 +66,11 @@ class Collective:
 
 @dataclass
 class Watched:
-    """A layer that ran on this rank: in each lap when conversions, by their results, were entered and left, and seconds
-    of all else in a step.
+    """A layer that ran on this rank: for each lap when conversions, by their results, were entered and left, and the
+    seconds of the rest of the step.
 
     Attributes:
-        size: bytes that a rank sends, about, in the conversions that it is for.
+        size: bytes, about, that a rank sends in the conversions that the layer is made for.
     """
 
     compiled: Compiled
@@ -83,8 +82,8 @@ class Watched:
 
 @dataclass(frozen=True)
 class Ran:
-    """The same of all ranks: seconds of each conversion, from when the last rank has come to it until the last one
-    leaves it, and of all else in a step on the slowest."""
+    """A layer that ran on all ranks: seconds of each conversion, from the last rank's entering to the last one's
+    leaving, and of the rest of a step on the slowest rank."""
 
     compiled: Compiled
     ranks: int
@@ -94,12 +93,12 @@ class Ran:
 
 
 def measure_collectives(team: Team, seconds: float, target: str, beside: Sequence[Call] = ()) -> list[Watched]:
-    """Layers of growing size, as many as there is time for, for groups of 2, 4, ... and of all ranks; the same on every
-    rank. Their steps run in turn, as layers of a network do: each finds what others have left of caches and memory.
+    """Run layers of growing size, as many as there is time for, on groups of 2, 4, ... and of all ranks; the same on
+    every rank. Steps run in turn, as a network's layers do: each finds caches and memory as others have left them.
 
     Args:
-        target: of the modules.
-        beside: what else takes its turn.
+        target: what modules are compiled for.
+        beside: further calls that take their turn.
     """
     groups = sorted({g for g in (2, 4, 8, 16, 32, 64, team.size) if team.size % g == 0 and g <= team.size})
     start, found, lap_s = time.perf_counter(), list[tuple[Watched, Call]](), 0.0
@@ -129,10 +128,10 @@ def measure_collectives(team: Team, seconds: float, target: str, beside: Sequenc
 
 
 def _layers(ranks: int, size: int) -> dict[str, Layers]:
-    """Layers whose conversions send about so many bytes a rank: 1x1, that local work is small beside them."""
+    """Layers whose conversions send about `size` bytes a rank; all but "rows" are 1x1, so that local work is small."""
     values = max(size // 4, ranks)
-    rows = max(1, round((values / 64) ** 0.5))  # of 64 filters: a reduce-scatter, an all-gather
-    wide = max(ranks, round(values**0.5))  # dw of so many channels and filters: an all-reduce
+    rows = max(1, round((values / 64) ** 0.5))  # rows of 64 filters, for a reduce-scatter and an all-gather
+    wide = max(ranks, round(values**0.5))  # channels and filters of dw, for an all-reduce
     image = {"layer": "conv2d", "kernel_size": 1}
     swapped = {"a": ranks}
     return {
@@ -149,7 +148,7 @@ def _layers(ranks: int, size: int) -> dict[str, Layers]:
 
 
 def _step(team: Team, ran: Watched) -> Call:
-    """A step of a layer, all groups at once, which notes what it takes."""
+    """A step of a layer, on all groups at once, which notes its seconds in `ran`."""
     module, conv = load_text(ran.compiled.module()), ran.compiled.layer.conv
     first = team.rank // ran.ranks * ran.ranks
     mesh = module.init_mesh(team.device.type, ranks=range(first, first + ran.ranks))
@@ -183,7 +182,7 @@ def _seconds(step: Call) -> float:
 
 
 def _watch(module: ModuleType, spans: dict[str, Span], team: Team) -> None:
-    """Have a module's conversions note when they are entered and left."""
+    """Have a module's conversions note in `spans` when they are entered and left."""
 
     def watched(run: Callable[..., Any]) -> Callable[..., Any]:
         def timed(name: str, *rest: Any) -> Any:
@@ -202,7 +201,7 @@ def _watch(module: ModuleType, spans: dict[str, Span], team: Team) -> None:
 
 
 def gathered(team: Team, nodes: Nodes, found: Sequence[Watched]) -> list[Ran]:
-    """What all ranks saw, together."""
+    """The layers with seconds of all ranks, the same on every rank."""
     everyone = team.gather([(ran.spans, ran.rest) for ran in found])
     made: list[Ran] = []
     for i, ran in enumerate(found):
@@ -216,14 +215,14 @@ def gathered(team: Team, nodes: Nodes, found: Sequence[Watched]) -> list[Ran]:
 
 
 def together(spans: Sequence[Span], group: int, node: int) -> float:
-    """Seconds of a collective of all groups at once: a rank that comes early waits for the last one, and one that sends
-    last is the last to leave where they share a link. Ranks of a node share a clock; of several nodes, or groups, the
-    mean.
+    """Seconds of a collective that all groups run at once: from the last rank's entering, as early ranks wait, to the
+    last one's leaving, as ranks may share a link. Only ranks of a node share a clock; over nodes, or groups, the mean
+    counts.
 
     Args:
-        spans: by rank, when it was entered and left.
-        group: ranks of one.
-        node: ranks of one.
+        spans: by rank, when it entered and left.
+        group: how many ranks a group has.
+        node: how many ranks a node has.
 
     Example:
         >>> together([(0.0, 3.0), (1.0, 5.0)], group=2, node=2), together([(0.0, 3.0), (1.0, 5.0)], group=2, node=1)
@@ -236,13 +235,13 @@ def together(spans: Sequence[Span], group: int, node: int) -> float:
 
 
 def launch_s(team: Team, found: Sequence[Ran]) -> float:
-    """Seconds around a local convolution: of the smallest layers, what a step takes beside its conversions."""
+    """Seconds around a local convolution: what a step of the smallest layers takes beside its conversions, over 3."""
     return median(team.typical(ran.rest) for ran in found[:KINDS_OF_LAYERS]) / LOCAL_STEPS
 
 
 def beside_model(team: Team, machine: Machine, found: Sequence[Ran]) -> list[Collective]:
-    """What was measured, and what the machine's links give for it; but for small ones of layers whose local work is
-    long beside them: they wait for who is late."""
+    """What conversions took, and what the machine's links give for them, without those that are small beside their
+    layer: there ranks wait for others' local work."""
     made: list[Collective] = []
     for ran in found:
         one = ran.compiled
@@ -260,7 +259,7 @@ def _conversions(one: Compiled) -> Iterator[Convert]:
 
 
 def misfits_of(found: Sequence[Collective], rounded: Callable[[float], float]) -> tuple[Misfit, ...]:
-    """What the machine file says of them; of conversions that send as much, the mean of logarithms."""
+    """Measured over modelled seconds for a machine file; of conversions that send equal bytes, the geometric mean."""
     made: list[Misfit] = []
     for kind in KINDS:
         for ranks in sorted({c.ranks for c in found if c.kind == kind}):

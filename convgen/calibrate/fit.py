@@ -43,10 +43,10 @@ def fit_line(sizes: Sequence[int], seconds: Sequence[float], what: str) -> Fit:
 
     Args:
         sizes: bytes of the messages.
-        seconds: that each took, in the same order.
+        seconds: what each message took, in the same order.
         what: the messages, for errors.
     Raises:
-        InputError: fewer than three sizes, times that are none, or times that don't grow with the size.
+        InputError: fewer than three sizes, not a time for each, times not above 0, or none that grow with the size.
     """
     n, t = np.array(sizes, dtype=np.float64), np.array(seconds, dtype=np.float64)
     if len(n) != len(t):
@@ -57,7 +57,7 @@ def fit_line(sizes: Sequence[int], seconds: Sequence[float], what: str) -> Fit:
         wrong = int(np.flatnonzero(~(np.isfinite(t) & (t > 0) & (n > 0)))[0])
         raise InputError(f"{what}: {sizes[wrong]} bytes took {seconds[wrong]:g} s", hint="times and sizes above 0")
     optimize: Any = import_module("scipy.optimize")  # it ships no types
-    largest = n.max()  # columns of one order of magnitude
+    largest = n.max()  # sizes are divided by it, so that both columns are of one order of magnitude
     (latency, slope), _ = optimize.nnls(np.stack([1 / t, n / largest / t], axis=1), np.ones_like(t))
     if slope <= 0:
         raise InputError(

@@ -1,9 +1,9 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # (packages, and parts of torch, have no types)
-"""What a network's package takes around a local operation: Python, autograd and ATen, and waiting for each other.
+"""Seconds that a network's package takes around a local operation: Python, autograd, ATen, and waiting for other ranks.
 
-A step of a network of convolutions, batch norms and ReLUs on next to nothing, split by samples over all ranks: what
-the model without launches lacks of it, over its launches. It runs in turn with the layers of collectives.py.
+A network of convolutions, batch norms and ReLUs on tiny images is split by samples over all ranks. Its measured step
+less the modelled step without launches, over its launches, is the result. It runs in turn with collectives.py's layers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from convgen.spec.target import Target, read_target
 
 BLOCKS = 8
 IMAGE = (4, 4, 4)
-WARM = 3  # the first step says what layers they are
+WARM = 3  # the first step also sets up what later ones keep
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class NetworkStep:
     """A step to run in turn with others.
 
     Attributes:
-        laps: seconds on this rank.
+        laps: seconds of each lap on this rank.
     """
 
     team: Team
@@ -66,7 +66,7 @@ class NetworkStep:
         self.laps.append(time.perf_counter() - start)
 
     def stepped(self) -> Stepped:
-        """What counts of the laps, each of its slowest rank."""
+        """The step with the seconds that count (`Team.typical`) of laps, each on its slowest rank."""
         slowest: list[float] = self.team.most(torch.tensor(self.laps, dtype=torch.float64)).tolist()
         return Stepped(self.program, self.team.typical(slowest))
 
@@ -76,7 +76,7 @@ def network_step(team: Team, target: str) -> Generator[NetworkStep]:
     """The network's step, ready to run.
 
     Args:
-        target: of the package.
+        target: what the package is compiled for.
     """
     compiled = _compiled(team, read_target(target))
     with tempfile.TemporaryDirectory(prefix="convgen-calibrate-") as folder:
@@ -90,7 +90,7 @@ def launch_of(machine: Machine, stepped: Stepped) -> float:
     """Seconds around a launch of a package.
 
     Args:
-        machine: all but that.
+        machine: the machine with everything but these seconds.
     """
     free, dear = (_on(stepped.program, replace(machine, network_launch_s=seconds)) for seconds in (0.0, 1.0))
     return max(stepped.seconds - free, 0.0) / (dear - free)

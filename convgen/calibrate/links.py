@@ -2,10 +2,10 @@
 # (parts of torch.distributed have no types)
 """Links between ranks: messages inside a node and between nodes, and how the ranks of a node share the links out of it.
 
-A level's latency and rate are those of messages that every rank sends on while it receives one as long, which is what
-a round of a collective does, and what machine files mean. Inside a node all ranks do so at once, since the first level
-says nothing of how ranks share it. Between nodes one rank a node does; all ranks at once then show what they share.
-Pairs that send in turns, one message on the way at a time, stand beside it for comparison.
+A level's latency and rate are those of messages that a rank sends while it receives one as long, as in a round of a
+collective; machine files mean the same. Inside a node all ranks do so at once, since the first level has no number for
+how ranks share it. Between nodes one rank of each node does so; then all ranks do, which shows what they share. Pairs
+that send in turns, one message on the way at a time, are measured for comparison.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from convgen.calibrate.team import Call, Team
 from convgen.cost.machine import Level
 
 SIZES = tuple(64 << 2 * k for k in range(10))  # bytes: 64 to 16 Mi
-LEAST_SIZES = 9  # up to 4 Mi in any case: below, a busy machine's latencies hide the rate
+LEAST_SIZES = 9  # sizes up to 4 MiB are measured in any case: below, a busy machine's latencies hide the rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Pattern:
 
     Attributes:
         to: the rank that each rank sends to, by (from, to); ranks not among them wait.
-        turns: a message there, then one back; otherwise all are on the way at once.
+        turns: whether one message goes there, then one back; otherwise all are on the way at once.
     """
 
     label: str
@@ -79,7 +79,7 @@ def measure_messages(team: Team, nodes: Nodes, seconds: float) -> dict[str, Mess
     """Times of every pattern over sizes that grow while time lasts, and lines through them.
 
     Raises:
-        InputError: the times are on no line.
+        InputError: no line fits the times.
     """
     chosen = patterns(nodes)
     out, back = (torch.zeros(SIZES[-1], dtype=torch.uint8, device=team.device) for _ in range(2))

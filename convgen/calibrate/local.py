@@ -34,7 +34,7 @@ class Local:
     Attributes:
         flops_per_s: of matrix products, by dtype; those that time sufficed for, float32 always.
         convolution_flops_per_s: of CONVOLUTION in float32, forward.
-        bytes_per_s: of a copy, read and written.
+        bytes_per_s: of a copy, whose bytes read and bytes written both count.
         memory_bytes: of the device, or a rank's share of the node's.
         threads: of a rank; 0 on a GPU.
     """
@@ -48,7 +48,7 @@ class Local:
 
 
 def measure_local(team: Team, ranks_per_node: int, seconds: float) -> Local:
-    """Everything of Local, the slowest rank's."""
+    """What all ranks' devices reach at once; the slowest rank counts."""
     deadline = time.perf_counter() + 0.6 * seconds
     kind = team.device.type
     source = torch.zeros(COPIED[kind] // 4, device=team.device)
@@ -101,7 +101,7 @@ def _name(team: Team) -> str:
 
 
 def _memory_bytes(team: Team, ranks_per_node: int) -> float:
-    """Of the GPU; or the share of the node's memory, or of what this process's control group may have of it."""
+    """The GPU's bytes; or a rank's share of the node's, or of those that this process's control group may have."""
     if team.device.type == "cuda":
         return float(torch.cuda.get_device_properties(team.device).total_memory)
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

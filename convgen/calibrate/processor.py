@@ -1,10 +1,10 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # (parts of torch.distributed have no types)
-"""What messages take of the processor: where no core is left for it, of what a rank computes meanwhile.
+"""The processor's time that messages take; where no core is left for them, a rank computes so much less meanwhile.
 
-Messages are sent by another thread than the one that computes, as lanes do (templates/runtime/lanes.py). Counted is
-the time of all of a process's threads, the library's own included: it hardly changes with what else a machine does. The
-kernel's work on behalf of others is not in it.
+Another thread than the one that computes sends messages, as in lanes (templates/runtime/lanes.py). The time is that of
+all of a process's threads, the library's own included, which hardly changes with what else the machine does. It leaves
+out the kernel's work on behalf of others.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from convgen.calibrate.nodes import Nodes
 from convgen.calibrate.team import Call, Team
 
 SIZES = tuple(64 << 4 * k for k in range(5))  # bytes: 64 to 4 Mi
-LAPS, LEAST_S = 9, 10e-3  # of the processor, in a lap: its clock's ticks are small beside it
+LAPS, LEAST_S = 9, 10e-3  # the processor's seconds in a lap, at least: its clock's ticks are small beside them
 MOST_REPEATS = 100
 
 
 def measure_processor(team: Team, nodes: Nodes) -> Fit | None:
-    """A line through seconds of the processor by size, of messages that each rank sends on while it receives one;
-    None where a core of each rank's is left, or where no processor carries them (on GPUs)."""
+    """The line through the processor's seconds by size, for messages that each rank sends while it receives one; None
+    where every rank has a core left for them, or where no processor carries them (on GPUs)."""
     everyone = team.gather(sorted(os.sched_getaffinity(0)))
     here = team.rank // nodes.ranks * nodes.ranks
     left = cores_left(everyone[here : here + nodes.ranks], torch.get_num_threads())
@@ -43,8 +43,8 @@ def measure_processor(team: Team, nodes: Nodes) -> Fit | None:
 
 
 def _seconds(team: Team, lane: Executor, run: Call | None) -> float:
-    """Of the processor, for one message, on the rank that takes most: the least of laps, since what else is at work
-    only adds."""
+    """The processor's seconds for one message, on the rank that takes most: the least of laps, since other work only
+    adds to them."""
     assert run is not None  # all ranks send
 
     def lap(count: int) -> float:
@@ -67,8 +67,8 @@ def cores_left(cores: Sequence[Sequence[int]], threads: int) -> bool:
     """Whether each rank of a node has a core that none of its threads computes on.
 
     Args:
-        cores: that each rank may run on.
-        threads: that a rank computes with.
+        cores: for each rank, the cores that it may run on.
+        threads: how many threads a rank computes with.
 
     Example:
         >>> cores_left([[0, 1], [0, 1]], 1), cores_left([[0, 1], [2, 3]], 1)

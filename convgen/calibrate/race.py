@@ -1,7 +1,7 @@
 """Times of calls that all ranks make at once: each size is tried first, then all are timed in turn, lap by lap.
 
-A lap times every call once, over as many repeats as last 10 ms or a single one, behind a barrier. Each counts as its
-slowest rank; of the laps the median counts, or another quantile. Rank 0's clock decides when to stop.
+A lap times every call once, after a barrier, over as many repeats as last 10 ms, or over one. The slowest rank's
+seconds count, and of the laps the median or another quantile. Rank 0's clock decides when to stop.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 from convgen.calibrate.team import Call, Team
 
-BLOCK_S = 10e-3  # what repeats of one call last, at least: longer than a scheduler's slice
+BLOCK_S = 10e-3  # seconds that repeats of one call last, at least: longer than a scheduler's slice
 MOST_REPEATS = 500
 TRIES, LONG_S = 3, 10e-3
 LEAST_LAPS, MOST_LAPS = 3, 50
@@ -27,10 +27,10 @@ class Case:
     """A call to time.
 
     Attributes:
-        size: of what it works on: bytes, or elements.
+        size: of what it does: bytes, flops, or a square matrix's rows.
         run: None on a rank that only waits.
-        estimate_s: seconds of one call once it was tried; alike on all ranks.
-        once: a lap has one repeat, which finds caches and memory as others have left them.
+        estimate_s: seconds of one call, set when it is tried; the same on all ranks.
+        once: whether a lap has a single repeat, which finds caches and memory as others have left them.
     """
 
     label: str
@@ -64,7 +64,7 @@ class Timing:
 
 
 def tried(team: Team, case: Case) -> Case:
-    """The case with its estimate: the best of three calls, or of one where it is long.
+    """The case with its estimate: the best of three calls, or of fewer where one is long.
 
     The first call does not count, since it connects, allocates and compiles.
     """
@@ -82,8 +82,8 @@ def climb(team: Team, rungs: Sequence[Sequence[Case]], seconds: float, at_least:
 
     Args:
         rungs: cases of one size each, by size.
-        seconds: that trying them and the fewest laps may take.
-        at_least: so many rungs are kept in any case.
+        seconds: how long trying them and the fewest laps may take.
+        at_least: how many rungs are kept in any case.
     """
     start, kept = time.perf_counter(), list[Case]()
     for i, rung in enumerate(rungs):
@@ -99,7 +99,7 @@ def climb(team: Team, rungs: Sequence[Sequence[Case]], seconds: float, at_least:
 
 
 def settle(team: Team, rungs: Sequence[Case], long_s: float) -> Case:
-    """The first of these, each larger than the last, that takes so long; the last where none does."""
+    """The first case that takes `long_s` seconds, of cases that grow in size; the last one where none does."""
     case = tried(team, rungs[0])
     for rung in rungs[1:]:
         if case.estimate_s >= long_s:
@@ -109,7 +109,7 @@ def settle(team: Team, rungs: Sequence[Case], long_s: float) -> Case:
 
 
 def race(team: Team, cases: Sequence[Case], seconds: float) -> list[Timing]:
-    """Time all in turn, beginning with another each lap, for so many seconds; three laps at least.
+    """Time all in turn for so many seconds, 3 to 50 laps; each lap begins with another case.
 
     Returns:
         Timings in the order of the cases, the same on every rank.

@@ -12,7 +12,7 @@ _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 def bytes_text(size: int) -> str:
-    """64 B, 256 KiB, 16 MiB.
+    """Bytes in the largest unit that fits: 64 B, 256 KiB, 16 MiB.
 
     Example:
         >>> bytes_text(1 << 18), bytes_text(1000)
@@ -25,7 +25,7 @@ def bytes_text(size: int) -> str:
 
 
 def unsteady_text(noise: float) -> str:
-    """What it means that repeats of a message are so far apart."""
+    """A sentence that says how far repeats of a message are apart, and why they may be."""
     return f"repeats of a message differ by {noise:.0%} (p80 - p20): other work here, or too few cores for the ranks"
 
 
@@ -74,10 +74,10 @@ def report_text(found: Calibration) -> str:
 
 
 def report_json(found: Calibration, path: str) -> dict[str, Any]:
-    """The same for a program, with every size's seconds.
+    """What `report_text` says as plain data, with every size's seconds.
 
     Args:
-        path: of the machine file.
+        path: the machine file's.
     """
     return {
         "file": path,

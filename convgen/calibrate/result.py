@@ -1,4 +1,4 @@
-"""What a calibration found, and the machine that it is."""
+"""What a calibration found, and the machine made of it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from convgen.cost.uncertainty import QUANTILES, shares
 from convgen.spec.layer import DTYPES
 
 DIGITS = 4  # of a machine file's numbers; times repeat no better
-NOISY = 0.5  # repeats farther apart than this are said to be
+NOISY = 0.5  # where repeats are farther apart, reports say so
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +31,8 @@ class Calibration:
         backend: what carried messages: gloo, or nccl (RCCL goes by this name too).
         torch: its version.
         messages: by the keys of links.patterns.
-        quantile: of repeats, what counts.
-        assumed: of the machine's dtypes those that were not measured, with why their number is what it is.
+        quantile: the quantile of repeats that counts.
+        assumed: the machine's dtypes that were not measured, and why their numbers are what they are.
     """
 
     date: str
@@ -54,13 +54,13 @@ class Calibration:
 
 
 def noise_of(messages: Mapping[str, Messages]) -> float:
-    """Of all sizes and patterns the median of (p80 - p20) / median."""
+    """(p80 - p20) / median of repeats, the median over all sizes and patterns."""
     return median(t.spread for m in messages.values() for t in m.timings)
 
 
 def uncertainty_of(machine: Machine, messages: Mapping[str, Messages]) -> tuple[tuple[str, float], ...]:
-    """How far the machine's prices may be off: what interpolating misses, and of links what repeats are apart; empty
-    where too little was measured to tell."""
+    """How far the machine's prices may be off: by what interpolating misses, and for links also by how far repeats are
+    apart; empty where too little was measured to tell."""
     known = shares(machine)
     if known is None:
         return ()
@@ -134,5 +134,5 @@ def _source(local: Local, dtype: str) -> str:
 
 
 def rounded(number: float, digits: int = DIGITS) -> float:
-    """As a machine file has it."""
+    """The number with the digits that a machine file has."""
     return float(f"{number:.{digits - 1}e}")

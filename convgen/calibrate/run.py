@@ -31,13 +31,13 @@ def calibrate(team: Team, name: str, output: Path, seconds: float, say: Say, hos
     """Measure on all ranks; each has the same result.
 
     Args:
-        name: of the machine.
-        output: where rank 0 will write; refused before measuring if it can't.
-        seconds: of measuring, about; starting and leaving come on top.
+        name: the machine's.
+        output: the file that rank 0 will write; refused before measuring if it can't.
+        seconds: how long to measure, about; starting and leaving come on top.
         say: takes a line of progress.
         host: this rank's node, instead of the host's name.
     Raises:
-        InputError: on all ranks alike, where ranks lie as no machine file can say, or times make no sense.
+        InputError: on all ranks: they lie as no machine file can say, `output` can't be written, or no line fits times.
     """
     nodes = nodes_of(team.gather(host or socket.gethostname()))
     _refuse_together(team, output)
@@ -81,7 +81,7 @@ def _target(team: Team) -> str:
 
 
 def _refuse_together(team: Team, output: Path) -> None:
-    """Rank 0 writes, so that it says whether it can; all stop where it can't."""
+    """Rank 0 checks whether it can write; all ranks raise where it can't."""
     problem: InputError | None = None
     if team.rank == 0:
         try:

@@ -15,13 +15,13 @@ from convgen.calibrate.team import Team
 from convgen.cost.machine_measured import PHASES
 from convgen.tune.baseline import accuracy
 
-COLD_BYTES = {"cpu": 1 << 24, "cuda": 1 << 27}  # of operands that are taken in turn: more than what is close at hand
+COLD_BYTES = {"cpu": 1 << 24, "cuda": 1 << 27}  # bytes of operands that are taken in turn: more than caches have
 MOST_SETS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A convolution with padding of half its kernel; `rows` and columns of x."""
+    """A convolution padded by half its kernel: `channels` and `filters` of one group, `rows` and columns of x."""
 
     channels: int
     filters: int
@@ -33,7 +33,7 @@ class Shape:
 
     @property
     def pixels(self) -> int:
-        """Of y."""
+        """Pixels of y, of all samples."""
         out = (self.rows + 2 * (self.kernel // 2) - self.kernel) // self.stride + 1
         return self.samples * out * out
 
@@ -57,14 +57,14 @@ SHAPES = (
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """flop/s of a shape's phases, in their order; the slowest rank's."""
+    """flop/s of a shape's phases, in the order of PHASES, on the slowest rank."""
 
     shape: Shape
     flops_per_s: tuple[float, float, float]
 
 
 def measure_shapes(team: Team, seconds: float, shapes: Sequence[Shape] = SHAPES) -> list[Reached]:
-    """In float32, as many of the shapes as there is time to try; all that were tried are then timed in turn."""
+    """Rates in float32 of as many shapes as there is time to try; all that were tried are timed in turn."""
     start, ready = time.perf_counter(), list[list[Case]]()
     with torch.no_grad(), accuracy("float32"):
         for shape in shapes:
@@ -83,7 +83,7 @@ def measure_shapes(team: Team, seconds: float, shapes: Sequence[Shape] = SHAPES)
 
 
 def _runs(team: Team, s: Shape) -> list[Callable[[], object]]:
-    """The phases as a module that was not tuned has ATen do them, on other operands each time."""
+    """Calls of the phases by ATen, as an untuned module makes them, with other operands each time."""
     pad, none = [s.kernel // 2] * 2, [0, 0]
     settings = ([s.stride] * 2, pad, [1, 1], False, none, s.groups)
     channels, filters = s.channels * s.groups, s.filters * s.groups

@@ -2,7 +2,7 @@
 # (parts of torch.distributed have no types)
 """The ranks that measure together: a process group, and what they tell one another between measurements.
 
-What they tell one another goes through gloo on either device, so that it does not touch the GPU.
+These messages go through gloo on either device, so that they don't touch the GPU.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Team:
     """This rank, and the others.
 
     Args:
-        quantile: of repeats, what counts: 0.5 what is usual, 0 what nothing delays.
+        quantile: the quantile of repeats that counts: 0.5 is the usual time, 0 the time that nothing delays.
     """
 
     def __init__(self, device: torch.device, quantile: float = 0.5) -> None:
@@ -41,7 +41,7 @@ class Team:
         self.quantile = quantile
 
     def typical(self, seconds: Sequence[float]) -> float:
-        """What counts of repeats."""
+        """The quantile of repeats' seconds that counts."""
         return float(np.quantile(np.array(seconds), self.quantile))
 
     def sync(self) -> None:
@@ -75,7 +75,7 @@ class Team:
         return found
 
     def communicate(self, run: Call) -> Call:
-        """A call of torch.distributed, whose failure says which rank it was on."""
+        """A call of torch.distributed as one that raises LostRank, which says this rank, where it fails."""
 
         def guarded() -> None:
             with self._guard():
@@ -100,7 +100,7 @@ def joined(kind: str, quantile: float = 0.5) -> Generator[Team]:
 
     Args:
         kind: cpu or cuda (which is HIP's as well).
-        quantile: of repeats, what counts.
+        quantile: the quantile of repeats that counts.
     Raises:
         InputError: there are not so many GPUs, or the environment describes no group.
     """

@@ -107,7 +107,7 @@ def _probes(machine: Machine) -> list[str]:
 
 
 def _held_out(machine: Machine) -> list[str]:
-    """How far a share of the peak is off that is interpolated between others."""
+    """A remark that says how far a probe's share of the peak is off when it is interpolated from the others."""
     off = {phase: sorted(abs(r - 1) for r in left_out(machine.probes, phase)) for phase in PHASES}
     said = [f"{phase.replace('_', '-')} {median(some):.0%} and {some[-1]:.0%}" for phase, some in off.items() if some]
     return _remark(f"Each by all others, off in the median and at most: {', '.join(said)}.") if said else []
@@ -142,7 +142,7 @@ def _remark(text: str) -> list[str]:
 
 
 def _not_measured(found: Calibration) -> list[str]:
-    """What time, or the ranks, did not suffice for."""
+    """What was not measured, as there was too little time, or too few ranks."""
     seen = {c.kind for c in found.collectives}
     missing = [kind for kind in KINDS if kind not in seen]
     largest = max((c.sent_bytes for c in found.collectives), default=0)
