@@ -19,7 +19,7 @@ def draw_cells(
     stored: Sequence[Sequence[str]],
     colours: Mapping[str, str],
 ) -> None:
-    """A cell a dimension around y: in the colours of the axes that split it, white where copies are held."""
+    """Draw a cell for each dimension, centred on y: in the colours of the axes that split it, white where none does."""
     for n, axes in zip(shape, stored, strict=True):
         for i, axis in enumerate(axes):
             part = wide / len(axes)
@@ -30,8 +30,8 @@ def draw_cells(
         x += wide
 
 
-LABEL = 0.42  # inches that a scale's widest label takes, "100 kB", and some air
-WORDS = 6.5  # points of what stands beside a bar
+LABEL = 0.42  # inches that a scale's widest label takes, "100 kB", with a gap
+WORDS = 6.5  # font size of words beside a bar, in points
 
 
 class Bars:
@@ -39,8 +39,8 @@ class Bars:
 
     Args:
         least, most: bytes of the shortest and the longest bar.
-        length: of the longest, in inches.
-        words: inches beside it.
+        length: inches of the longest bar.
+        words: inches for the words beside it.
     """
 
     def __init__(self, least: int, most: int, length: float, words: float) -> None:
@@ -48,7 +48,7 @@ class Bars:
         self.length, self.words = length, words
 
     def at(self, size: float) -> float:
-        """Inches for so many bytes; a stub for the smallest."""
+        """Inches of a bar for so many bytes, at least 0.04."""
         return max(self.length * (log10(max(size, 1)) - self.low) / (self.high - self.low), 0.04)
 
     def draw_scale(self, canvas: Canvas, x: float, y: float, bottom: float) -> None:
@@ -63,7 +63,7 @@ class Bars:
     def draw(
         self, canvas: Canvas, x: float, y: float, parts: Sequence[tuple[str, int]], texts: tuple[str, ...]
     ) -> None:
-        """A bar as long as all parts say together, coloured by their shares, and the first of the texts that fits."""
+        """Draw a bar for the sum of its parts, coloured by their shares, and the first text that fits beside it."""
         total = sum(size for _, size in parts)
         if total:
             draw_bar(canvas, x, y, self.at(total), parts)
@@ -71,7 +71,7 @@ class Bars:
 
 
 def draw_bar(canvas: Canvas, x: float, y: float, length: float, parts: Sequence[tuple[str, int]]) -> None:
-    """A bar around y, in the colours of its parts by their sizes."""
+    """Draw a bar, centred on y, in the colours of its parts, with lengths in proportion to their sizes."""
     total = sum(size for _, size in parts)
     for colour, size in parts:
         if size:

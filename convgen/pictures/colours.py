@@ -15,7 +15,7 @@ def _mixed(colour: str, white: float) -> str:
 
 
 def rank_colour(rank: int, ranks: int) -> str:
-    """Neighbouring ranks differ in hue, ranks 8 apart in lightness; after 64 ranks colours come again."""
+    """A rank's colour: neighbouring ranks differ in hue, ranks 8 apart in lightness; after 64 ranks colours repeat."""
     levels = min(_LEVELS, -(-ranks // len(_HUES)))
     level = rank // len(_HUES) % levels
     return _mixed(_HUES[rank % len(_HUES)], 0.62 * level / max(levels - 1, 1))

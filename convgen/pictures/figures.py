@@ -30,7 +30,7 @@ def plot_format(path: Path) -> str:
     """The format that a file's suffix asks for.
 
     Raises:
-        InputError: a suffix that can't be drawn.
+        InputError: the suffix is of no format that can be drawn.
     """
     suffix = path.suffix.lower().removeprefix(".")
     if suffix not in FORMATS:
@@ -57,7 +57,7 @@ def matplotlib() -> Any:
 
 @contextmanager
 def settings(mpl: Any) -> Generator[None]:
-    """Ours and matplotlib's defaults, whatever the user's own configuration says."""
+    """Set matplotlib's defaults and our settings, whatever the user's own configuration says."""
     with mpl.rc_context():
         mpl.rcdefaults()
         mpl.rcParams.update(_SETTINGS)

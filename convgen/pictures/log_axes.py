@@ -25,7 +25,7 @@ class LogAxes:
         return self.x + across * self.width, self.y + (1 - up) * self.height
 
     def draw(self, canvas: Canvas, title: str, x_name: str, y_name: str) -> None:
-        """Frame, decades, names."""
+        """Draw the frame, ticks at 1, 2 and 5 times powers of ten, and names."""
         canvas.rect(self.x, self.y, self.width, self.height, edge=GREY)
         canvas.text(self.x, self.y - 0.16, title, 9, bold=True)
         canvas.text(self.x + self.width / 2, self.y + self.height + 0.38, x_name, 8, align="center")

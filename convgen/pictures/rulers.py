@@ -62,7 +62,7 @@ def draw_ruler(canvas: Canvas, side: Side, edge: float, placed: Sequence[Placed]
     text = shortened(title, 8, max(end - start, LONGEST))
     half = text_width(text, 8) / 2
     middle = (start + end) / 2
-    if half > (end - start) / 2:  # longer than the side: it ends, or begins, with it
+    if half > (end - start) / 2:  # a title longer than the side ends, or begins, where the side does
         middle = end - half if across else start + half
     _write(canvas, side, at + sign * TITLE / 2, middle, text, size=8)
 
@@ -75,7 +75,7 @@ def _write(canvas: Canvas, side: Side, depth: float, along: float, text: str, si
 
 
 def _draw_intervals(canvas: Canvas, side: Side, edge: float, placed: Sequence[Placed]) -> None:
-    """As many as have room, from the first on."""
+    """Draw as many intervals as have room, from the first on."""
     free = float("-inf")
     for p in placed:
         text = _interval(p)

@@ -17,7 +17,7 @@ Points = list[tuple[int, float]]
 
 @dataclass(frozen=True)
 class Point:
-    """Seconds of a step; None: it can't be, or `fits` says that it does not fit."""
+    """Modelled seconds of a step; None where there is no such step, or where it does not fit (`fits`)."""
 
     seconds: float | None
     fits: bool = True
@@ -28,8 +28,8 @@ class Scaling:
     """What is drawn.
 
     Attributes:
-        planned, sample: of (ranks, samples).
-        budget_bytes: that a rank may take.
+        planned, sample: a point for (ranks, samples), by a plan and by samples split alone.
+        budget_bytes: bytes that a rank may take.
     """
 
     name: str
@@ -41,13 +41,13 @@ class Scaling:
 
 
 def draw_scaling(of: Scaling, ranks: int, file: Path, told: Callable[[str], None] = lambda _: None) -> None:
-    """Two panels of modelled seconds a step over ranks, on one scale: the batch fixed, and growing with the ranks.
+    """Draw two panels of modelled seconds a step over ranks, on one scale: the batch fixed, and growing with the ranks.
 
     Plans that don't fit the budget, and more ranks than samples without a plan, are left out.
 
     Args:
-        ranks: the most; its halves are drawn too.
-        told: what is planned.
+        ranks: the most ranks; their half is drawn too, and its half, while these are whole.
+        told: is told what is planned.
     Raises:
         InputError: matplotlib is missing, or the file can't be written.
     """
@@ -68,8 +68,8 @@ def draw_scaling(of: Scaling, ranks: int, file: Path, told: Callable[[str], None
 
 @dataclass(frozen=True)
 class Curves:
-    """Over ranks: seconds of steps that fit, bytes of the fullest rank of all of them, and deviations of seconds where
-    these are known."""
+    """Points over ranks: seconds of steps that fit, bytes on the fullest rank of all steps, and standard deviations of
+    seconds where they are known."""
 
     seconds: Points
     memory_bytes: Points
@@ -77,7 +77,7 @@ class Curves:
 
 
 def draw_ranks(title: str, machine: str, planned: Curves, sample: Curves, budget: int | None, file: Path) -> None:
-    """Modelled seconds a step with their deviations, and memory of the fullest rank, over ranks; the batch is fixed.
+    """Draw modelled seconds a step with their deviations, and the fullest rank's memory, over ranks, for a fixed batch.
 
     Args:
         title: the network, and its samples.
@@ -106,7 +106,7 @@ def draw_ranks(title: str, machine: str, planned: Curves, sample: Curves, budget
 
 
 def _bars(panel: Any, of: Curves, colour: str) -> list[float]:
-    """A standard deviation up and down of each step of which it is known, in milliseconds; where the bars end above."""
+    """Draw a standard deviation up and down of each step that has one; give the bars' upper ends, in milliseconds."""
     seconds = dict(of.seconds)
     bars = [(p, seconds[p] * 1e3, off * 1e3) for p, off in of.deviations if p in seconds]
     if bars:
@@ -116,7 +116,7 @@ def _bars(panel: Any, of: Curves, colour: str) -> list[float]:
 
 
 def draw_measured(panels: Mapping[str, tuple[Points, Points]], device: str, file: Path) -> None:
-    """Seconds a step over ranks, measured and simulated, a panel each.
+    """Draw seconds a step over ranks, measured and simulated, in a panel for each title.
 
     Raises:
         InputError: matplotlib is missing, or the file can't be written.
@@ -140,7 +140,7 @@ def _halves(ranks: int) -> list[int]:
 
 
 def _series(of: Scaling, at: Sequence[tuple[int, int]], told: Callable[[str], None]) -> tuple[Points, Points, bool]:
-    """Plans and sample parallelism; a point that can't be or doesn't fit is left out. Whether one doesn't fit."""
+    """Points of plans and of samples split alone, without those that can't be or don't fit; whether some don't fit."""
     missing = False
     found: tuple[Points, Points] = ([], [])
     for ranks, batch in at:
@@ -174,7 +174,7 @@ def _curves(
     title: str,
     names: tuple[str, str] = ("planned", "samples split, nothing else"),
 ) -> None:
-    """Two curves over ranks, the second one below the first."""
+    """Draw two curves over ranks, the first one on top of the second."""
     for points, colour, name, mark in ((series[1], SAMPLE, names[1], "s"), (series[0], PLANNED, names[0], "o")):
         if points:
             panel.plot(*zip(*points, strict=True), mark + "-", color=colour, label=name)
@@ -190,7 +190,7 @@ def _curves(
 
 
 def _scale(panels: Any, milliseconds: Sequence[float]) -> None:
-    """One scale for both, so that heights compare."""
+    """Give all panels one logarithmic scale, so that heights compare."""
     panels[0].set_yscale("log")
     if not milliseconds:
         panels[0].set_yticks([])

@@ -43,7 +43,7 @@ def blocks_of(space: Space, tensor: str, dim: int, axes: Axes) -> tuple[Block, .
 
 
 def place(blocks: Sequence[Block], start: float, length: float, gap: float) -> tuple[Placed, ...]:
-    """Blocks side by side on a line, as wide as they have elements; `gap` grows where an outer axis moves on."""
+    """Blocks side by side on a line, in proportion to their elements; the gap is wider where an outer axis moves on."""
     gaps = [0.0] + [gap * _gap_level(a.at, b.at) for a, b in pairwise(blocks)]
     room = length - sum(gaps)
     if room < 0.8 * length:  # many blocks: narrower gaps
@@ -59,7 +59,7 @@ def _gap_level(before: tuple[int, ...], after: tuple[int, ...]) -> int:
 
 
 def stretch(blocks: Sequence[Block], start: float, length: float, least: float) -> tuple[Placed, ...]:
-    """Blocks edge to edge, not to scale: wide ones by the root of their elements, none below `least` inches."""
+    """Blocks edge to edge, not to scale: widths go by the root of their elements, and none is below `least` inches."""
     weights = np.sqrt([float(max(b.hi - b.lo, 1)) for b in blocks])
     least = min(least, length / len(blocks))
     widths = weights / weights.sum() * length
