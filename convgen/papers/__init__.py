@@ -1,1 +1,1 @@
-"""The figures and tables of the four papers: what each says in numbers, and what convgen's models make of it."""
+"""The figures and tables of the four papers: the numbers that each says, and those that convgen's models give."""

@@ -1,4 +1,4 @@
-"""A figure or table of a paper as convgen's models make it: series to draw, and the statements that it answers."""
+"""A figure or table of a paper by convgen's models: series to draw, and values for the paper's statements."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class Series:
 
 @dataclass(frozen=True)
 class Figure:
-    """What the models make of one.
+    """A figure or table by the models.
 
     Attributes:
         name: as `convgen papers` takes it.
-        x, y: what is drawn over what, with units.
-        found: values of statements by their names, in their units.
-        remarks: what was assumed, and what can't be had.
+        x, y: what the axes are, with units.
+        found: modelled values by the statement's name, in its unit.
+        remarks: what was assumed, and what is missing.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Figure:
                 "found": dict(self.found), "remarks": list(self.remarks)}  # fmt: skip
 
     def text(self) -> str:
-        """A column a place, a line a series."""
+        """A table with a line for each series and a column for each place."""
         places = sorted({x for s in self.series for x, _ in s.points})
         rows = [["", *(f"{x:g}" for x in places)]]
         for s in self.series:
@@ -62,7 +62,7 @@ class Figure:
         return "\n".join([*lines, *self.remarks])
 
     def page(self) -> Canvas:
-        """Both axes logarithmic, series in colours, the text's numbers as squares."""
+        """The figure on a page: both axes logarithmic, series in colours, the text's numbers as squares."""
         xs = [x for s in self.series for x, _ in (*s.points, *s.published)]
         ys = [y for s in self.series for _, y in (*s.points, *s.published)]
         if not xs:
@@ -86,7 +86,7 @@ class Figure:
 
 
 def network_file(name: str) -> Path:
-    """A network of the papers.
+    """The file of a network of the papers.
 
     Raises:
         InputError: convgen is installed without its examples.
@@ -98,5 +98,5 @@ def network_file(name: str) -> Path:
 
 
 def said_of(name: str) -> str:
-    """fig3 as papers print it."""
+    """A figure's name as papers print it: fig3 is Fig. 3."""
     return name.replace("fig", "Fig. ")

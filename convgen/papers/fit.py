@@ -1,10 +1,10 @@
-"""What Lassen's data sheets don't say of it under LBANN, fitted to the first rows of [SP] Tables I to III.
+"""Constants of Lassen under LBANN that its data sheets don't have, fitted to the first rows of [SP] Tables I to III.
 
-Five constants of twelve cells: the share of the peak that convolutions reach, at most all of it; seconds of an
-operation besides (kernels, framework), by which small blocks reach less of it; by how much exchanges of halos between
-nodes take longer than their messages; and for each mesh, whose filters no text has, its work over that of the assumed
-ones. Least squares of logarithms of times (scipy); everything else of the papers is held out.
-tuning/machines/lassen_lbann.yaml and steps.ASSUMED have the result.
+Five constants are fitted to twelve cells: the share of the peak that convolutions reach, at most 1; the seconds that an
+operation takes besides (kernels, framework), so that small blocks reach less; how many times as long as their messages
+exchanges of halos between nodes take; and for each of the two mesh models, whose filters no text has, its work over
+that of the assumed filters. The fit is by least squares of logarithms of times (scipy); all else in the papers is held
+out. tuning/machines/lassen_lbann.yaml and steps.ASSUMED have the result.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from convgen.cost.machine_measured import Misfit
 from convgen.cost.machines import load_machine
 from convgen.papers.steps import SP_TABLES, Cell, compiled, machine_of, sp_cells, step_s
 
-# Where it starts: data sheets and round numbers.
+# The fit starts from data sheets and round numbers.
 START = {"efficiency": 0.6, "launch_s": 6e-5, "halos": 10.0, "mesh1k": 1.0, "mesh2k": 1.0}
-INSIDE, BETWEEN = 4, 8  # ranks of a sample's group: a node, and the least of several
+INSIDE, BETWEEN = 4, 8  # ranks of a sample's group: on one node, and at least on several
 
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """The constants, and of each cell modelled over published seconds."""
+    """The constants, and modelled over published seconds of each cell."""
 
     constants: Mapping[str, float]
     cells: tuple[tuple[Cell, float], ...]
 
     @property
     def spread(self) -> float:
-        """Root of the mean square of the logarithms."""
+        """Root mean square of the ratios' logarithms."""
         return math.sqrt(sum(math.log(ratio) ** 2 for _, ratio in self.cells) / len(self.cells))
 
 
 def with_constants(machine: Machine, constants: Mapping[str, float]) -> Machine:
-    """Lassen with these."""
+    """The machine with these constants."""
     over = {INSIDE: 1.0, BETWEEN: constants["halos"]}
     misfits = tuple(Misfit(kind="exchange", ranks=p, bytes=(1.0,), over_model=(f,)) for p, f in over.items())
     return replace(
@@ -53,7 +53,7 @@ def fit(given: Sequence[Cell] = (), most: int = 12) -> Fitted:
 
     Args:
         given: cells; those of the first rows by default.
-        most: evaluations of all cells for each derivative's step.
+        most: the most evaluations of all cells, besides those for derivatives.
     """
     cells = list(given) or [cell for table in SP_TABLES for cell in sp_cells(table, 1)]
     base = load_machine("lassen_lbann")
@@ -85,7 +85,7 @@ def fit(given: Sequence[Cell] = (), most: int = 12) -> Fitted:
 
 
 def fit_text(found: Fitted) -> str:
-    """For people."""
+    """The constants and each cell's ratio, as text."""
     lines = ["fitted to the first rows of [SP] Tables I to III, 12 cells of 98"]
     lines += [f"  {name:12} {value:.4g}" for name, value in found.constants.items()]
     lines += [

@@ -1,12 +1,12 @@
 """[INT] Figs. 4 and 6 to 9: AlexNet on a grid of processes, derived from convgen's own schedules.
 
-Each layer is compiled as `integrated` on (N, F), which is Eq. 5, or on (N, H), its domain part. The seconds of every
-step of the schedule come as a sympy expression (convgen/cost/symbolic.py) with Bruck's all-gather and an all-reduce of
-2 lg p messages, which is what the equations' terms are; alpha, beta and the layer's extents are put in. No equation of
-[INT] is typed here. Machine: cori_knl (2 us, 6 GB/s); fully connected layers are 1x1 convolutions of 1x1 images.
+Each layer is compiled as `integrated` on (N, F), which is Eq. 5, or on (N, H), the domain part of Eq. 6. Each step of
+the schedule has its seconds as a sympy expression (convgen/cost/symbolic.py), with Bruck's all-gather and an all-reduce
+of 2 lg p messages as in the equations' terms; alpha, beta and the layer's extents are put in. No equation of [INT] is
+typed here. Machine: cori_knl (2 us, 6 GB/s); fully connected layers are 1x1 convolutions of 1x1 images.
 
-Computing, which the paper measured and gives in pictures alone, is a step of AlexNet with a process's samples on one
-process as cori_knl has it, over the Pr that share it.
+The paper measured computing, and gives it in pictures alone. Here it is the modelled step of AlexNet with a process's
+samples on one process of cori_knl, over the Pr processes that share it.
 """
 
 from __future__ import annotations
@@ -60,13 +60,11 @@ class Reading:
     """How the equations are read where the text leaves it open.
 
     Attributes:
-        word_bytes: a word's; beta is per byte. 1 takes beta = 1/6e9 per word, literally.
+        word_bytes: bytes of a word; beta is per byte. 1 takes beta = 1/6e9 per word, literally.
         grouped: conv2, 4 and 5 have weights in 2 groups, as in the original and in the 61M of [INT] Table 1.
-        dx: the sum of dx over Pr. output: as large as the layer's own output, for every layer, as factor 3 of Eqs. 2
-            and 5
-            says; unpooled: as large as the output of the layer before, pooling left out, none for the first layer;
-            input: the
-            layer's input as it is, none for the first.
+        dx: how large the summed dx is. output: as the layer's own output, for every layer, as factor 3 of Eqs. 2 and 5
+            says; unpooled: as the output of the layer before, without its pooling, and none for the first layer;
+            input: as the layer's input, and none for the first layer.
         batch: |B|.
         input_layer: sums start at i = 0: the images as a layer without weights.
         halo: one-sided: floor(k/2) rows of one neighbour at stride 1, as Eqs. 4 and 6 have it; exact: what an
@@ -120,7 +118,7 @@ def derived(size: LayerSizes, letter: str) -> dict[str, Callable[..., float]]:
 
 
 def expressions(size: LayerSizes, letter: str) -> dict[str, Expr]:
-    """The same as sympy expressions."""
+    """Seconds of each collective of the layer's schedule, by its result, as sympy expressions."""
     machine = load_machine(MACHINE)
     layer = layer_from_dict(
         {
@@ -177,7 +175,7 @@ def halo_part(size: LayerSizes, pr: int, pc: int, reading: Reading) -> float:
     if reading.halo == "exact":
         found = derived(size, "H")
         return sum(put(found[v], size, pr, pc, reading) for v in ("x_halo", "dy_halo") if v in found)
-    # floor(k/2) rows: the halo of the same layer at stride 1 with as much padding; of both neighbours, so half of it.
+    # The same layer at stride 1, padded by floor(k/2), has halos of floor(k/2) rows of both neighbours: half counts.
     twin = derived(replace(size, stride=1, padding=size.kernel // 2), "H")
     return sum(put(twin[v], size, pr, pc, reading) for v in ("x_halo", "dy_halo")) / 2
 
@@ -191,14 +189,14 @@ def layers(reading: Reading) -> Iterator[tuple[LayerSizes, LayerSizes | None]]:
 
 
 def image_part(pr: int, pc: int, reading: Reading) -> float:
-    """The images as layer 0: 3 of its d_0 words, no weights."""
+    """The images as layer 0: 3 times its d_0 words, no weights."""
     image = LayerSizes("images", 3, 227, 3, 227)
     no_words = replace(reading, word_bytes=0)
     return model_part(image, None, pr, pc, reading) + batch_part(image, "F", pr, pc, no_words)
 
 
 def seconds(pr: int, pc: int, domain: frozenset[str], reading: Reading) -> float:
-    """Communication of an iteration where the layers of `domain` split rows over Pr and the others filters."""
+    """Seconds of an iteration's communication; layers of `domain` split rows over Pr, and the others filters."""
     total = image_part(pr, pc, reading) if reading.input_layer else 0.0
     for size, before in layers(reading):
         if size.name in domain:
@@ -235,7 +233,7 @@ def best_domain(pr: int, pc: int, reading: Reading) -> frozenset[str]:
 
 @cache
 def computing_s(samples: int) -> float:
-    """A step of AlexNet on one process."""
+    """Modelled seconds of a step of AlexNet on one process."""
     graph, machine = replace(read_network_graph(network_file("alexnet")), batch=samples), load_machine(MACHINE)
     program = compile_network(graph, Grid((("N", 1),)), None, machine=machine).program
     return simulate(program, machine, "float32", alike=True).end_s
@@ -283,7 +281,7 @@ def scaling(name: str) -> Figure:
 
 
 def readings_text() -> str:
-    """What each reading of the text changes of 512 processes, and which convolutions are better by rows."""
+    """The best grids of 512 processes by each reading of the text, and which convolutions are better by rows."""
     lines = ["ms at P=512       Eq. 5 best      pure batch  Eq. 6 best      reading"]
     for name, reading in READINGS.items():
         t5, pr5, pc5 = best(512, frozenset(), reading)

@@ -1,10 +1,10 @@
 """Single layers: [CF] Figs. 3 to 6, [SP] Figs. 2 and 3.
 
-[CF] 6.1 times kernels without their launches: Lassen as data sheets have it, nothing fitted. [SP] VI-A times calls:
-the machine that is fitted to its Tables I to III (fit.py), in which a call takes time of its own, but halos take what
-their messages do: by what whole programs lose to them no layer would gain on 8 or 16 GPUs. [CF]'s two layers stand in
-pictures alone; taken are res3b_branch2b and res5b_branch2b of ResNet-50, 3x3 both. Halos are hidden as [SP]
-IV-A has it: forward beside the convolution, of dy beside the filter's gradient.
+[CF] 6.1 times kernels without their launches, so its machine is Lassen by data sheets, with nothing fitted. [SP] VI-A
+times calls, so its machine is the one fitted to its Tables I to III (fit.py), where a call takes time of its own. But
+halos take what their messages do: by the fitted cost of halos in whole programs no layer would gain on 8 or 16 GPUs.
+[CF] has its two layers in pictures alone; res3b_branch2b and res5b_branch2b of ResNet-50, both 3x3, stand for them.
+Halos are hidden as in [SP] IV-A: x's beside the forward convolution, dy's beside the filters' gradient.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WAYS = (1, 2, 4, 8)
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds of a layer: convolutions by phase, and what moves in each; the gradients' sum apart."""
+    """Seconds of a layer: convolutions by phase, what moves in forward and backward, and the gradients' sum."""
 
     forward: float
     data: float
@@ -47,12 +47,12 @@ class Times:
 
     @property
     def hidden_halos(self) -> tuple[float, float]:
-        """Forward and backward without the gradients' sum, halos beside convolutions."""
+        """Seconds of forward and of backward with halos beside convolutions, without the gradients' sum."""
         return max(self.forward, self.moved_forward), self.data + max(self.filters, self.moved_backward)
 
     @property
     def plain(self) -> tuple[float, float]:
-        """Forward and backward, one thing after the other, the gradients' sum included."""
+        """Seconds of forward and of backward, one thing after the other, with the gradients' sum."""
         return self.forward + self.moved_forward, self.data + self.filters + self.moved_backward + self.summed
 
 
@@ -66,10 +66,10 @@ def layer_of(which: tuple[str, str]) -> Layer:
 
 @cache
 def times(which: tuple[str, str], batch: int, grid: Grid, algorithm: str, *, calls: bool = False) -> Times:
-    """A layer with so many samples on a grid.
+    """A layer's seconds with so many samples on a grid.
 
     Args:
-        calls: with the time of calls, on the machine fitted to [SP]'s tables; halos as their messages.
+        calls: whether calls take time, as on the machine fitted to [SP]'s tables; halos take what their messages do.
     """
     one, machine = layer_of(which), replace(load_machine("lassen_lbann" if calls else "lassen"), misfits=())
     layer = replace(one, conv=replace(one.conv, batch=batch), grid=grid, algorithm=algorithm)
@@ -101,7 +101,7 @@ def local_scaling() -> Figure:
 
 
 def sum_s(ranks: int, segments: int) -> float:
-    """Seconds of the sum of conv_3's gradients over so many GPUs, in segments: neighbours are in different ones."""
+    """Seconds of the sum of conv_3's gradients over so many GPUs in segments; neighbours are in different segments."""
     machine, conv = load_machine("lassen"), layer_of(CONV_3).conv
     size, p = conv.filters * conv.channels * conv.taps * 4 / segments, ranks // segments
     grid = Grid((("N", p), ("C", segments)))
@@ -110,7 +110,7 @@ def sum_s(ranks: int, segments: int) -> float:
 
 
 def segmented() -> Figure:
-    """[CF] Fig. 4: the sum of a conv_3 layer's gradients in segments: 4.5 times as fast in eight, of 4 published."""
+    """[CF] Fig. 4: the sum of a conv_3 layer's gradients in segments; eight are 4.5 times as fast, in the text 4."""
     series = [
         Series(f"{s} segment{'s' * (s > 1)}", tuple((float(p), sum_s(p, s) * 1e3) for p in _powers(4, LARGE) if p > s))
         for s in WAYS

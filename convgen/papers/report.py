@@ -94,7 +94,7 @@ class Row:
 
     @property
     def met(self) -> bool:
-        """Within a quarter of the text's, or at least as much where that is what it says."""
+        """Whether ours is within a quarter of the text's, or at least as much where the text says a least number."""
         if self.ratio is None:
             return False
         return self.ratio >= 1 if self.statement.sign == ">=" else abs(self.ratio - 1) <= WITHIN
@@ -116,12 +116,12 @@ class Row:
 
 
 def figures(names: Iterable[str], rows: Rows = None, told: Callable[[str], None] = lambda _: None) -> list[Figure]:
-    """Those named.
+    """The figures of these names.
 
     Args:
-        rows: of tables, and mini-batches of scaling, from the first on; all by default.
+        rows: how many rows of tables, and mini-batches of scaling, from the first on; by default all.
     Raises:
-        InputError: there is none of a name.
+        InputError: no figure has one of the names.
     """
     found: list[Figure] = []
     for name in names:
@@ -142,7 +142,7 @@ def rows_of_figures(found: Sequence[Figure], *, every: bool) -> list[Row]:
 
 
 def rows_text(rows: Sequence[Row]) -> str:
-    """A line a statement."""
+    """A line for each statement."""
     lines = [["statement", "says", "the text", "the models", "ratio", ""]]
     for r in rows:
         s = r.statement
@@ -154,7 +154,7 @@ def rows_text(rows: Sequence[Row]) -> str:
 
 
 def summary_text(rows: Sequence[Row]) -> str:
-    """A line a table or figure, and what is not met with its cause."""
+    """A line for each table or figure, and the causes of numbers that are not met."""
     places = dict.fromkeys((r.statement.paper, r.statement.where) for r in rows)
     lines = [["", "numbers", "fitted", "held out", "met", "least", "most"]]
     for paper, where in places:

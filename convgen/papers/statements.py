@@ -1,8 +1,8 @@
-"""What [CF], [SP], [INT] and [SW] say in numbers of time, speed-up or efficiency: one list.
+"""One list of what [CF], [SP], [INT] and [SW] say in numbers of time, speed-up or efficiency.
 
-It was written before any of its numbers was computed here. Statements of the texts are rows of
-tuning/papers/statements.csv; a cell of a table is one each, from the file that has the table. Speed-ups that tables
-print beside times are the times' quotients, which have more digits.
+The list was written before any of its numbers was computed here. Statements of the texts are rows of
+tuning/papers/statements.csv; each cell of a table is a statement, from the table's own file. Speed-ups that tables
+print beside times are the times' quotients here, which have more digits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Statement:
     Attributes:
         name: paper, place and what, with dots between.
         where: section, table or figure of the paper.
-        sign: whether it is a number, a least one, said again, a constant that models take, words or a picture.
+        sign: whether it is a number, a least number, one said before, a constant for models, words or a picture.
         value: in `unit`; None where there is none.
         says: in our words.
     """
@@ -46,14 +46,14 @@ class Statement:
 
 
 def rows_of(*parts: str) -> list[dict[str, str]]:
-    """A table of tuning/, without its comments."""
+    """The rows of a table of tuning/, without its comments."""
     text = data_file("tuning", *parts).read_text(encoding="utf-8")
     return list(csv.DictReader(line for line in text.splitlines() if not line.startswith("#")))
 
 
 @cache
 def statements() -> tuple[Statement, ...]:
-    """All, paper by paper."""
+    """All statements, paper by paper."""
     found = [*_texts(), *_cf_table(), *_sp_tables(), *_sw_table2(), *_sw_table3(), *_sw_scaling()]
     assert len({s.name for s in found}) == len(found), "two statements of one name"
     order = ("CF", "SP", "INT", "SW")

@@ -1,9 +1,9 @@
 """Steps of whole networks: [SP] Tables I to III and Fig. 4, [CF] Table 1 and Figs. 7 and 8.
 
 Networks of examples/networks are compiled on the papers' grids, and a step is simulated (cost/timeline.py) with what
-travels meanwhile. Batch norms have a rank's own statistics. Grids: samples outermost, a sample's GPUs next to each
-other. [CF]'s ways in channels and filters are those of every layer but the first two blocks, where rows are split: the
-layout by price on the paper's grid stands for them. The machine is lassen_lbann, whose constants are fitted to the
+travels while ranks compute. Batch norms have a rank's own statistics. Grids have samples outermost, and a sample's GPUs
+next to each other. [CF] splits channels and filters of every layer but those of the first two blocks, where it splits
+rows; the layout by price on its grid stands for this. The machine is lassen_lbann, whose constants are fitted to the
 first rows of [SP] Tables I to III (fit.py), and to nothing else.
 """
 
@@ -23,11 +23,11 @@ from convgen.papers.statements import EPOCHS, IMAGES, rows_of
 from convgen.program.network import Program
 from convgen.spec.network_graph import read_network_graph
 
-SP_TABLES = {1: ("mesh1k", 1), 2: ("mesh2k", 1), 3: ("resnet50", 32)}  # and samples that share GPUs
+SP_TABLES = {1: ("mesh1k", 1), 2: ("mesh2k", 1), 3: ("resnet50", 32)}  # network, samples that share GPUs
 ROWS = {1: dict[str, int](), 2: {"H": 2}, 4: {"H": 2, "W": 2}, 8: {"H": 4, "W": 2}, 16: {"H": 4, "W": 4}}
 CHANNELS = {1: dict[str, int](), 2: {"H": 2}, 4: {"H": 2, "W": 2}, 8: {"H": 2, "W": 4}}
-# No text has the filters of the mesh models; the files assume some. By what their work is multiplied to fit the first
-# rows of Tables I and II: fit.py.
+# No text has the filters of the mesh models; the files assume some. These factors multiply the work, so that the first
+# rows of Tables I and II are met (fit.py).
 ASSUMED = {"mesh1k": 2.27, "mesh2k": 1.036}
 
 
@@ -48,8 +48,8 @@ class Cell:
 
 
 def machine_of(paper: str, network: str, machine: Machine | None = None) -> Machine:
-    """[CF] 5 uses rings only; [SP] V-A has "different algorithms (e.g., ring or butterfly)", taken as
-    Rabenseifner's."""
+    """The machine with a paper's all-reduce: [CF] 5 uses rings only; for [SP] V-A's "different algorithms (e.g., ring
+    or butterfly)" Rabenseifner's is taken."""
     one = machine or load_machine("lassen_lbann")
     chosen = "ring" if paper == "CF" else "rabenseifner"
     collectives = replace(one.collectives, all_reduce=chosen)
@@ -57,7 +57,7 @@ def machine_of(paper: str, network: str, machine: Machine | None = None) -> Mach
 
 
 def compiled(cell: Cell, machine: Machine) -> Program:
-    """The step's program, with what travels meanwhile."""
+    """The step's program, with what travels while ranks compute."""
     graph = replace(read_network_graph(network_file(cell.network)), batch=cell.samples)
     algorithm = "auto" if cell.auto and cell.ways > 1 else None
     return compile_network(graph, cell.grid, algorithm, machine=machine, statistics="local").program
@@ -69,14 +69,14 @@ def step_s(program: Program, machine: Machine) -> float:
 
 @lru_cache(maxsize=512)
 def seconds(paper: str, cell: Cell) -> float:
-    """A step as modelled."""
+    """Modelled seconds of a step."""
     machine = machine_of(paper, cell.network)
     return step_s(compiled(cell, machine), machine)
 
 
 # ---------------------------------------------------------------- [SP] Tables I to III, Fig. 4
 def sp_cells(table: int, rows: int | None = None) -> Iterator[Cell]:
-    """A table, or its first rows."""
+    """The cells of a table, or of its first rows."""
     network, shared = SP_TABLES[table]
     for row in rows_of("papers", f"sp_table{table}.csv")[:rows]:
         n = int(row["N"])
@@ -95,7 +95,7 @@ def sp_table(table: int, rows: int | None = None) -> Figure:
         found[f"{name}.{cell.ways}"] = seconds("SP", cell)
         if cell.ways != first.ways:
             found[f"{name}.{cell.ways}.speedup"] = seconds("SP", first) / seconds("SP", cell)
-    # What the text says of all rows, by those that nothing is fitted to where there are more.
+    # What the text says of all rows is modelled by those to which nothing is fitted, where there are any.
     held = [c for c in cells if c.samples != cells[0].samples] or cells
     at = {(c.samples, c.ways): seconds("SP", c) for c in held}
     if table < 3:
@@ -123,7 +123,7 @@ def _series(cells: Iterable[Cell], said: str, paper: str = "SP") -> tuple[Series
 
 # ---------------------------------------------------------------- [CF] Table 1, Figs. 7 and 8
 def cf_cells() -> Iterator[Cell]:
-    """Pairs of samples alone and the fastest algorithm."""
+    """Cells of [CF] Table 1 in pairs: samples alone, then the fastest algorithm."""
     for row in rows_of("papers", "cf_table1.csv"):
         n, samples = int(row["N"]), int(row["samples"])
         steps = IMAGES / n * EPOCHS
@@ -156,8 +156,8 @@ def cf_scaling(name: str, networks: dict[str, tuple[int, tuple[int, ...]]], rows
     """[CF] Figs. 7 and 8: weak scaling, samples alone and several ways.
 
     Args:
-        networks: samples of a group, and its ways.
-        rows: of how many mini-batches, from the least on.
+        networks: by name, the samples of a group, and its ways.
+        rows: how many mini-batches, from the smallest on.
     """
     series: list[Series] = []
     found: dict[str, float] = {}

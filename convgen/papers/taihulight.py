@@ -34,7 +34,7 @@ def layers_of(name: str) -> Layers:
 
 
 def mesh() -> Figure:
-    """[SW] Fig. 2: DMA by size; and what 3.1 and 6.1 say of buses and products."""
+    """[SW] Fig. 2: DMA by size; with it, what 3.1 and 6.1 say of buses and products."""
     rows, clock = dma_rows(), taken_rates().group.clock_hz
     ridge = 2 * CPES * 4 * clock / taken_rates().group.dma_bytes_per_s
     found = {
@@ -86,8 +86,8 @@ def table2() -> Figure:
 
 
 def table3() -> Figure:
-    """[SW] Table 3: layers as the public code ran them; of CPU and K40m the share of their data sheets' bound that the
-    other four networks reach."""
+    """[SW] Table 3: layers as the public code ran them; a CPU and a K40m reach that share of their data sheets' bound
+    which they reach on the other four networks."""
     found: dict[str, float] = {}
     ours = {
         name: step_of(layers_of(name), row.batch, 1, plans="caffe").images_per_s for name, row in read_table3().items()
@@ -162,7 +162,7 @@ def scaling(name: str) -> Figure:
 
 
 def _shares(layers: Layers, alone_s: float, nodes: int) -> Iterator[tuple[int, float]]:
-    """Of communication, from two nodes on."""
+    """Communication's share of a step by the number of nodes: 2, 4, 8, ..."""
     count = 2
     while count <= nodes:
         tree = tree_s(layers, count)
