@@ -80,7 +80,7 @@ def check_package(folder: Path, option: str) -> None:
     hint = "another name for the network, or -o DIR with another folder"
     if folder.name in TAKEN:
         fact = f"{option}: a package named {folder.name} would hide what Python imports by that name"
-        raise InputError(fact, hint="another name for the network")
+        raise InputError(fact, ("network",), hint="another name for the network")
     if not os.path.lexists(folder):
         return
     if not folder.is_dir() or folder.is_symlink():

@@ -170,3 +170,30 @@ def test_compile_imports_neither_torch_nor_sympy(layer: Path) -> None:
 def test_seconds_are_finite(words: tuple[str, ...], number: str) -> None:
     done = CliRunner().invoke(cli.cli, [*words, number])
     assert (done.exit_code, f"{number} is no finite number" in done.output) == (2, True)
+
+
+def test_a_target_without_kernels_is_refused_where_it_is_said(
+    layer: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    layer.write_text(LAYER + "target: cuda:sm_12\n")
+    line = f"({layer}:{len(layer.read_text().splitlines())})"
+    for words in (["compile"], ["compile", "--untuned"], ["compile", "--emit", "kernels"], ["tune"]):
+        assert run(monkeypatch, *words, layer) == 2
+        assert f"no kernels are made for sm_12  {line}" in capsys.readouterr().err
+        assert run(monkeypatch, *words, layer, "--target", "cuda:sm_13") == 2
+        said = capsys.readouterr().err
+        assert "no kernels are made for sm_13" in said and line not in said
+
+
+def test_a_networks_name_that_no_package_may_have_is_refused_where_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written, graph = tmp_path / "written.yaml", tmp_path / "graph.yaml"
+    nodes = "nodes:\n- {name: c, kind: conv, out_channels: 8, kernel_size: 3}\n"
+    written.write_text(f"input: [4, 8, 8, 8]\nname: torch\n{nodes}")
+    assert run(monkeypatch, "import", written, "-o", graph) == 0
+    capsys.readouterr()
+    for file, line in ((written, 2), (graph, 1)):
+        assert run(monkeypatch, "compile", file, "--grid", "H=2", "-o", tmp_path / "build") == 2
+        said = "a package named torch would hide what Python imports by that name"
+        assert f"{said}  ({file}:{line})" in capsys.readouterr().err

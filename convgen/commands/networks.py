@@ -351,8 +351,15 @@ def _write(found: Sequence[CompiledFile], folder: Path) -> None:
     from convgen.packages import check_package, files_of, write_package
 
     paths = [folder / one.compiled.graph.name for one in found]
-    for path in paths:
-        check_package(path, "-o")
+    for one, path in zip(found, paths, strict=True):
+        try:
+            check_package(path, "-o")
+        except InputError as error:
+            if error.path:  # the name, which the network's file says
+                source = one.compiled.graph.source_file
+                error.path = next((key for key in (error.path, ("name",)) if key in source.lines), ())
+                locate(error, source)
+            raise
     files = [files_of(one.compiled, one.tensors) for one in found]
     for path, package in zip(paths, files, strict=True):
         write_package(path, package, "-o")

@@ -118,7 +118,7 @@ def _wanted(compiled: Sequence[Compiled], options: dict[str, Any]) -> list[Wante
 
 
 def _one_target(compiled: Sequence[Compiled]) -> Target:
-    found = {str(c.layer.target): c.layer.target.known() for c in compiled}
+    found = {str(c.layer.target): c.layer.known_target() for c in compiled}
     if len(found) > 1:
         raise InputError(f"layers for several targets: {', '.join(sorted(found))}", hint="one at a time, or --target")
     return next(iter(found.values()))

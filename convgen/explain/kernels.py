@@ -42,7 +42,7 @@ def kernels_json(compiled: Compiled) -> list[dict[str, Any]]:
     """A record for each kernel that the layer's ranks launch; ordered sums and packing and unpacking kernels last."""
     layer = compiled.layer
     found = list(records(layer.name, compiled.kernels()))
-    target = layer.target.known()
+    target = layer.known_target()
     found += _sums(compiled, target)
     ranks = {copy_dims(t, len(layer.conv.spatial)) for t in copied_tensors(compiled.schedule)}
     for dims in sorted(ranks):

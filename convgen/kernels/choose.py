@@ -32,7 +32,7 @@ def choose_kernels(layer: Layer, schedule: Schedule, space: Space) -> tuple[Kern
     Raises:
         InputError: a kernel that the layer names can't do what a rank has to.
     """
-    target, pinned = layer.target.known(), dict(layer.options.kernels)
+    target, pinned = layer.known_target(), dict(layer.options.kernels)
     steps = [s for _, s in schedule.steps() if is_convolution(s)]
     made: list[Kernel] = []
     for step in steps:

@@ -8,7 +8,8 @@ from typing import Literal
 from convgen.algebra.algorithms import ALGORITHMS
 from convgen.algebra.conv import Conv
 from convgen.algebra.grid import Grid
-from convgen.spec.source import Source
+from convgen.errors import InputError
+from convgen.spec.source import Source, locate
 from convgen.spec.target import CPU, MemoryFormat, Target
 
 DTYPES = ("float64", "float32", "tfloat32", "bfloat16", "float16")
@@ -70,9 +71,19 @@ class Layer:
 
     def made_for(self, target: Target) -> Layer:
         """The layer for another target, in the memory format that its file names, or else that target's usual one."""
+        lines = {path: line for path, line in self.source.lines.items() if path != ("target",)}
+        made = replace(self, target=target, source=replace(self.source, lines=lines))
         if not self.usual_format:
-            return replace(self, target=target)
-        return replace(self, target=target, memory_format=target.memory_format(len(self.conv.spatial)))
+            return made
+        return replace(made, memory_format=target.memory_format(len(self.conv.spatial)))
+
+    def known_target(self) -> Target:
+        """The target, if kernels are made and tuned for it. Raises InputError: they are not; says the target's line,
+        where the file has one."""
+        try:
+            return self.target.known()
+        except InputError as error:
+            raise locate(error, self.source) if ("target",) in self.source.lines else error from None
 
     @property
     def kind(self) -> str:

@@ -50,7 +50,7 @@ def with_measured(compiled: Sequence[Compiled]) -> tuple[list[Compiled], list[st
             made.append(one)
             continue
         if target not in known:
-            known[target] = remembered(target)
+            known[target] = remembered(one.layer.known_target())
         memory = known[target]
         if memory.target.is_cpu and not memory.files:
             made.append(one)
