@@ -179,6 +179,7 @@ def test_a_planned_network_is_right_and_its_file_says_it(tmp_path: Path) -> None
         ("roles: \"N=N", "roles: \"Q=N", "has no index Q"),
         ("way: 0", "way: 7", "has ways 0 to"),
         ("network_plan: small\n", "network_plan: small\nrowz: 3\n", "unknown key 'rowz'"),
+        ("network_plan: small\n", "network_plan: other\n", "the plan is of 'other', and the network is small"),
         ("grid: {N: 2}", "grid: {b: 2}", "axes are b"),
         ('- {makes: "one"', '- {makes: "three"', "the plan says three"),
     ],

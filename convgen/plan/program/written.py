@@ -14,6 +14,7 @@ from convgen.program.network import Program, Value, label
 from convgen.program.rows import PlacedRow, place, place_gradient, serves, stored_by_name
 from convgen.spec.network_plan import PlanFile, RowPlan
 from convgen.spec.source import KeyPath
+from convgen.spec.text import shown
 
 
 def plan_of(program: Program, graph: str, machine: str = "", seconds: float = 0.0) -> PlanFile:
@@ -48,6 +49,9 @@ def program_of(plan: PlanFile, parts: Parts, *, bare: bool = True) -> Program:
         InputError: it is another network's, or a layout can't work.
     """
     name, tensors, rows, updates, outputs, *_ = parts
+    if plan.name != name:
+        fact = f"the plan is of {shown(plan.name)}, and the network is {name}"
+        raise InputError(fact, ("network_plan",), hint="the plan and the graph of one network")
     known = {t.name: t for t in tensors}
     if unknown := [n for n in plan.values if n not in known]:
         raise InputError(f"the network has no value {unknown[0]}", ("values", unknown[0]), hint=f"graph: {plan.graph}")
