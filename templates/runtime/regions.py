@@ -101,12 +101,12 @@ def _as_tensor(part: Any, name: str, kind: torch.dtype | None) -> Tensor:
 
 
 def _converted(found: Tensor, name: str, kind: torch.dtype | None) -> Tensor:
-    """Numbers converted to the type that is wanted: real numbers to floats, integers to an integer type that holds
-    them."""
+    """Numbers converted to the type that is wanted: real numbers to floats, any to complex ones, integers to an integer
+    type that holds them."""
     if kind is None or found.dtype == kind:
         return found
-    if kind.is_floating_point:
-        if found.is_complex():
+    if kind.is_floating_point or kind.is_complex:
+        if found.is_complex() and not kind.is_complex:
             raise ValueError(f"{name}: {kind} is wanted, and the array is of {found.dtype}")
         made = found.to(kind)
         more = _reach_of(found.dtype) > _reach_of(kind) and not bool(made.isfinite().all())
@@ -115,13 +115,13 @@ def _converted(found: Tensor, name: str, kind: torch.dtype | None) -> Tensor:
         return made
     made = found.to(kind)
     alike = not (found.is_floating_point() or found.is_complex() or (kind == torch.bool and found.dtype != kind))
-    if not (kind.is_complex or (alike and bool((made.to(found.dtype) == found).all()))):
+    if not (alike and bool((made.to(found.dtype) == found).all())):
         raise ValueError(f"{name}: {kind} is wanted, and the array has numbers of {found.dtype} that it can't have")
     return made
 
 
 def _reach_of(kind: torch.dtype) -> float:
-    """The largest number of a type of real numbers."""
+    """The largest number of a type, or the largest part of a complex one."""
     if kind == torch.bool:
         return 1.0
-    return torch.finfo(kind).max if kind.is_floating_point else torch.iinfo(kind).max
+    return torch.finfo(kind).max if kind.is_floating_point or kind.is_complex else torch.iinfo(kind).max
