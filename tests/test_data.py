@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from convgen.algebra.grid import Grid
-from convgen.data import Batches, Blocks, write
+from convgen.data import Batches, Blocks, Flip, Noise, create, write
 from convgen.data.chunks import shares
 from convgen.errors import InputError
 from convgen.network_compiler import compile_network
@@ -206,6 +206,75 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         World(1).run(lambda end: blocks(end, {"image": IMAGES}, halo="target"))
     with pytest.raises(InputError, match="batches of 12 samples, of which there are 11"):
         World(1).run(lambda end: blocks(end, {"image": IMAGES}).loader(12))
+    for source, how, words in (
+        (IMAGES, {}, "the source is a ndarray"),
+        ({"image": 3}, {}, "image: a int is no array"),
+        ({"image": [3]}, {}, "image: a int is no array"),
+        ({"image": np.zeros(())}, {}, "image: an array without dimensions has no samples"),
+        ({"image": IMAGES}, {"augment": [3]}, "augment=[3]"),
+        ({"image": IMAGES}, {"augment": Flip(-1)}, "augment=Flip(dims=-1"),
+    ):
+        with pytest.raises(InputError, match=re.escape(words)):
+            World(1).run(lambda end, source=source, how=how: blocks(end, source, **how))
+    # Where one rank alone has such a source, the others are told.
+    net = compiled(tmp_path, {"H": 2})
+    with pytest.raises((InputError, ValueError), match="the source is a ndarray"):
+        World(2).run(lambda end: blocks(end, IMAGES if end.rank else {"image": IMAGES}))
+
+
+def test_numbers_of_samples_are_whole(tmp_path: Path) -> None:
+    """Of whichever type: numpy's give the order that Python's give. Others are refused."""
+    net = compiled(tmp_path, {"N": 1})
+
+    def program(end: VirtualTransport) -> list[tuple[int, ...]]:
+        blocks = Blocks({"image": IMAGES}, net, net.init_mesh("cpu", transport=end), augment=[Noise("image", 0.1)])
+        for sizes, words in (
+            ({"size": 2.5}, "the size of a batch is a whole number, got 2.5"),
+            ({"size": 2, "seed": 0.5}, "seed= is a whole number, got 0.5"),
+            ({"size": 2, "seed": 2**63}, f"seed= is {2**63}"),
+        ):
+            with pytest.raises(InputError, match=re.escape(words)):
+                blocks.loader(**sizes, shuffle=True)
+        loader = blocks.loader(np.int64(4), shuffle=True, seed=np.int64(3))
+        with pytest.raises(InputError, match=r"an epoch is a whole number, got 0\.5"):
+            loader.set_epoch(0.5)
+        for state, words in (({}, "without epoch"), (loader.state_dict() | {"done": 9}, "9 are done, and there are 2")):
+            with pytest.raises(InputError, match=words):
+                loader.load_state_dict(state)
+        with pytest.raises(InputError, match=r"a sample's number is a whole number, got 1\.5"):
+            blocks[1.5]  # pyright: ignore[reportArgumentType]
+        for k in (-1, COUNT):
+            with pytest.raises(IndexError, match=f"there is no sample {k}: there are {COUNT}, from 0 on"):
+                blocks[k]
+        assert len([*blocks]) == COUNT
+        for same in (np.int64(3), np.array([3]), torch.tensor(3), [torch.tensor(3)]):
+            assert torch.equal(blocks[same]["image"], blocks[3]["image"])  # pyright: ignore[reportArgumentType]
+        return [batch.samples for batch in loader]
+
+    assert World(1).run(program) == [[*Batches(COUNT, 4, shuffle=True, seed=3)]]
+
+
+class Marked(nn.Module):
+    """Classes, and what is positive."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return x.argmax(1), x > 0, x + 1
+
+
+def test_files_have_the_outputs_types(tmp_path: Path) -> None:
+    graph, _ = graph_of(Marked(), (torch.zeros(2, 3, 4, 4),), name="marked")
+    net: Any = imported(compile_network(graph, Grid((("H", 2),))).package().files, tmp_path)
+    x = torch.randn(2, 3, 4, 4)
+
+    def program(end: VirtualTransport) -> None:
+        mesh = net.init_mesh("cpu", transport=end)
+        for name, y in enumerate(net.Network(mesh)(net.block("x", x, mesh))):
+            write(create(tmp_path / f"{name}.npy", net, f"{name}", mesh), net, f"{name}", y, mesh)
+
+    World(2).run(program)
+    for name, y in enumerate(Marked()(x)):
+        found = np.load(tmp_path / f"{name}.npy")
+        assert found.dtype == y.numpy().dtype and (found == y.numpy()).all()
 
 
 class Chunks:
@@ -291,6 +360,8 @@ def test_numbers_that_the_target_can_not_have_are_refused(tmp_path: Path) -> Non
         ("u1", -1, torch.int64, False), ("i8", float("nan"), torch.float64, False), ("?", 2, torch.int64, False),
         ("f4", 1e300, torch.float64, False), ("f2", 1e6, torch.float32, False), ("f4", 1j, torch.complex64, False),
         ("f4", float("inf"), torch.float64, True), ("f4", 2**60, torch.int64, True),
+        ("c8", 1j, torch.complex128, True), ("c8", 1e300j, torch.complex128, False),
+        ("c8", 1e300, torch.float64, False),
     ]  # fmt: skip
     for kind, value, of, fits in cases:
         target = np.zeros((4, 2, 9, 10), dtype=kind)
@@ -301,6 +372,8 @@ def test_numbers_that_the_target_can_not_have_are_refused(tmp_path: Path) -> Non
         with pytest.raises((RuntimeError, ValueError), match=r"that a target of .* can't have"):
             ranks({"H": 2}).run(lambda end, t=target, v=value, k=of: program(end, t, v, k))
         assert not target.any()
+    with pytest.raises((RuntimeError, TypeError, ValueError), match=r"a tensor doesn't; its .numpy\(\) has its memory"):
+        ranks({"H": 2}).run(lambda end: program(end, torch.zeros(4, 2, 9, 10), 1, torch.float32))
 
 
 def test_chunks_that_several_ranks_write() -> None:

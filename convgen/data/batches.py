@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from operator import index
 from typing import Any
 
 import torch
@@ -23,6 +24,20 @@ class Samples(tuple[int, ...]):
         return found
 
 
+SEEDS = 2**42  # torch's generators take 64 bits, and the order is of a seed times a million, and an epoch
+
+
+def whole_number(what: str, number: Any, below: int = 2**63) -> int:
+    """A whole number as Python's int, whichever type it has. Raises InputError: it is none, or it is too large."""
+    try:
+        found = index(number)
+    except TypeError:
+        raise InputError(f"{what} is a whole number, got {number!r}") from None
+    if not -below < found < below:
+        raise InputError(f"{what} is {found}", hint=f"less than {below}")
+    return found
+
+
 class Batches:
     """Numbers of samples, a tuple a batch of the whole grid.
 
@@ -36,10 +51,12 @@ class Batches:
         done: how many batches of the epoch have been taken; a `Loader` counts them.
 
     Raises:
-        InputError: a size that gives no batch.
+        InputError: a size that gives no batch; or what is no whole number, and should be.
     """
 
     def __init__(self, count: int, size: int, *, shuffle: bool = False, seed: int = 0, drop_last: bool = True) -> None:
+        count, size = whole_number("count=", count), whole_number("the size of a batch", size)
+        seed = whole_number("seed=", seed, SEEDS)
         if size < 1 or (drop_last and size > count):
             hint = f"a size from 1 to {count}, or drop_last=False"
             raise InputError(f"batches of {size} samples, of which there are {count}", hint=hint)
@@ -60,6 +77,7 @@ class Batches:
 
     def set_epoch(self, epoch: int) -> None:
         """Begin another epoch; the one that is begun goes on."""
+        epoch = whole_number("an epoch", epoch)
         self.done *= epoch == self.epoch
         self.epoch = epoch
 
@@ -71,12 +89,17 @@ class Batches:
         """Go on behind the batches that are done, on any grid.
 
         Raises:
-            InputError: batches in another order, or of another size.
+            InputError: batches in another order, or of another size; or no state of batches.
         """
+        if missing := [what for what in ("epoch", "done", *self._order) if what not in state]:
+            raise InputError(f"a state of batches without {missing[0]}", hint="what state_dict() of a loader gave")
         for what, own in self._order.items():
             if state[what] != own:
                 raise InputError(f"a state of batches with {what}={state[what]}, and these have {what}={own}")
-        self.epoch, self.done = state["epoch"], state["done"]
+        epoch, done = whole_number("an epoch", state["epoch"]), whole_number("done=", state["done"])
+        if not 0 <= done <= len(self):
+            raise InputError(f"a state of batches of which {done} are done, and there are {len(self)}")
+        self.epoch, self.done = epoch, done
 
     @property
     def _order(self) -> dict[str, Any]:

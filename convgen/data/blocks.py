@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from convgen.data.augment import Augmentation, Augmented, Draw, names_of
-from convgen.data.batches import Batches
+from convgen.data.batches import Batches, whole_number
 from convgen.errors import InputError
 
 if TYPE_CHECKING:
@@ -59,15 +59,18 @@ class Blocks(Dataset[Batch]):
         halo: Sequence[str] = (),
         augment: Sequence[Augmentation] = (),
     ) -> None:
-        self.source = {name: _Samples(of) for name, of in source.items()}
         nets: list[Any] = [*net] if isinstance(net, Sequence) else [net]
         self.net, self.mesh = nets[0], mesh
-        self._nets = {name: next((one for one in nets if name in one.NET.values), nets[0]) for name in source}
+        self.source, self._nets = dict[str, _Samples](), dict[str, Any]()
         self.halo = frozenset([halo] if isinstance(halo, str) else halo)
         self.bytes_read = 0
-        self.augmented = Augmented(tuple(augment))
+        self.augmented = Augmented(())
         self.count, fault = 0, None
         try:
+            _refuse_others(source, augment)
+            self.augmented = Augmented(tuple(augment))
+            self.source = {name: _Samples(name, of) for name, of in source.items()}
+            self._nets = {name: next((one for one in nets if name in one.NET.values), nets[0]) for name in source}
             self.count = self._counted()
         except Exception as error:  # of this rank's files, perhaps
             fault = error
@@ -104,6 +107,8 @@ class Blocks(Dataset[Batch]):
         pattern = list(known[name][0])
         if name in net.NET.state or not pattern or pattern[0] not in ("N", net.NET.batch):
             raise InputError(f"{name} has shape {pattern}: its first dimension is not that of samples")
+        if of.each is None and not tuple(of.whole.shape):
+            raise InputError(f"{name}: an array without dimensions has no samples")
         return of.count
 
     def __len__(self) -> int:
@@ -112,7 +117,10 @@ class Blocks(Dataset[Batch]):
 
     def __getitem__(self, samples: int | Sequence[int]) -> Batch:
         batch, drawn = Batch(), (getattr(samples, "seed", 0), getattr(samples, "epoch", 0))
-        batch.samples = (samples,) if isinstance(samples, int) else tuple(samples)
+        several: Any = samples if hasattr(samples, "__len__") and getattr(samples, "shape", None) != () else (samples,)
+        batch.samples = tuple([whole_number("a sample's number", k) for k in several])
+        if other := [k for k in batch.samples if not 0 <= k < self.count]:
+            raise IndexError(f"there is no sample {other[0]}: there are {self.count}, from 0 on")
         for name, of in self.source.items():
             net = self._nets[name]
             if (fixed := net.NET.values[name][0][0]) != "N" and fixed != len(batch.samples):
@@ -215,12 +223,26 @@ class Loader:
             yield batch
 
 
-class _Samples:
-    """The samples of a value: those of one array, or an array each."""
+def _refuse_others(source: Any, augment: Any) -> None:
+    """Raises InputError: the source is no mapping, or augmentations are none."""
+    if not isinstance(source, Mapping):
+        kind = type(cast("object", source)).__name__
+        raise InputError(f"the source is a {kind}", hint="{name: array}, by the network's values")
+    steps: list[Any] = [*augment] if isinstance(augment, (list, tuple)) else [None]
+    if not all(isinstance(one, Augmentation) for one in steps):
+        raise InputError(f"augment={augment!r}", hint="a list of augmentations, as [Flip(-1)]")
 
-    def __init__(self, of: Any) -> None:
+
+class _Samples:
+    """The samples of a value: those of one array, or an array each. Raises InputError: something is no array."""
+
+    def __init__(self, name: str, of: Any) -> None:
         self.each: list[Any] | None = [*cast("Sequence[Any]", of)] if isinstance(of, (list, tuple)) else None
         self.whole: Any = of
+        arrays: list[Any] = [of] if self.each is None else self.each
+        for one in arrays:
+            if not hasattr(one, "shape"):
+                raise InputError(f"{name}: a {type(one).__name__} is no array", hint="what has a shape and slices")
 
     @property
     def count(self) -> int:

@@ -42,7 +42,7 @@ def create(
         samples: how many the array has; as many as a batch by default.
         batch: the number of samples of a batch, where it is not the compiled one.
         name: the array's in the file; of HDF5 the output's by default, of Zarr the file is the array.
-        dtype: as numpy names it; the network's by default, float32 for bfloat16, which numpy lacks.
+        dtype: as numpy names it; the output's by default, float32 for bfloat16, which numpy lacks.
         chunks: extents of one. By default none lies in two ranks' blocks, so that all write at once, and one has at
             most 64 MiB, of one sample, or of as many as a rank has, where a sample's has less than 64 KiB. Where even
             those would have less, as of odd blocks, one is as large as a block, and ranks write in turn.
@@ -60,10 +60,12 @@ def create(
             of = replace(of, name=value)
         shape = tuple(net.NET.extents(value, batch or net.NET.batch))
         regions: list[Where] = net.NET.regions(value, mesh, batch=batch)
-        own = str(net.NET.dtype).removeprefix("torch.")
+        own = str(net.Network._made.get(value, net.NET.dtype)).removeprefix("torch.")  # as int64, of classes
         kind = dtype or ("float32" if own == "bfloat16" else own)
         extents = tuple(chunks) if chunks else fitting(regions, shape, np.dtype(kind).itemsize)
         shape = (samples or shape[0], *shape[1:])
+        if len(extents) != len(shape):
+            raise InputError(f"{of.path}: chunks={extents}, of an array of shape {shape}", hint="an extent a dimension")
         if net.NET.place(mesh).me == 0:
             MAKERS[which](of, shape, kind, extents)
     except Exception as error:

@@ -95,6 +95,8 @@ def _behind(at: int, net: Any, name: str, boxes: Sequence[Where]) -> list[Where]
 
 
 def _refuse_misfit(target: Any, net: Any, name: str, block: Tensor, box: Where, moved: Sequence[Where]) -> None:
+    if isinstance(target, torch.Tensor):
+        raise TypeError(f"{net.NAME}: a target takes numpy's arrays, and a tensor doesn't; its .numpy() has its memory")
     wanted = tuple(s.stop - s.start for s in box)
     if tuple(block.shape) != wanted:
         raise ValueError(f"{net.NAME}: this rank's block of {name} is {wanted}, got {tuple(block.shape)}")
@@ -116,13 +118,13 @@ def _scales(target: Any) -> bool:
 
 def _has_numbers(kind: Any, found: Any, *, scales: bool) -> bool:
     """Whether a type of numpy's has these numbers: whole types all of them, those of floats rounded ones."""
-    if kind.kind not in "biuf" or scales or np.can_cast(found.dtype, kind):
+    if kind.kind not in "biufc" or scales or np.can_cast(found.dtype, kind):
         return True
-    if found.dtype.kind == "c":
+    if found.dtype.kind == "c" and kind.kind != "c":
         return False
     with np.errstate(invalid="ignore", over="ignore"):  # of what is none of this type, as NaN
         made = found.astype(kind)
-    if kind.kind == "f":
+    if kind.kind in "fc":
         return bool((np.isinf(made) <= np.isinf(found)).all())
     return bool((made == found).all())
 
