@@ -133,6 +133,27 @@ def test_batch_norms_are_the_meshs(train: bool) -> None:
     assert ran.count("normalisation") >= 3 * 3
 
 
+class Bags(nn.Module):
+    """Whole numbers are added, joined and rectified before they pick rows of a table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.last = nn.Embedding(9, 4), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        low, high = (x > 0).long(), (x > 1).long()
+        return self.last(self.table(torch.cat([low + high, torch.relu(low)], 1)).mean(1))
+
+
+def test_rows_of_whole_numbers_are_loops_of_the_management_core() -> None:
+    torch.manual_seed(4)
+    one = imported(Bags().double(), torch.randn(5, 4, dtype=torch.float64))
+    report = trained(one.graph, {"N": 2}, {**one.constants, **one.module.state_dict()})
+    tasks = report.mesh.accounts[0].tasks  # type: ignore[union-attr]
+    loops = {task.name for several in tasks.values() for task in several if task.kind == "management core"}
+    assert {"Elementwise", "Concatenate"} <= loops
+
+
 def test_a_package_imports_the_emulator_alone_and_its_sgd_is_torchs() -> None:
     """With momentum and decay, over several steps."""
     module = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 5 * 4, 2)).double()

@@ -102,7 +102,7 @@ class _Predicted:
         if self._is_nothing(row, at):
             return []
         operation = row.bound.operation
-        known = mesh_row(operation, row.way, at, self.dtype)
+        known = mesh_row(operation, row.way, at, self.dtype) if self._reads_floats(row) else None
         if known is not None:
             return list(known.forward)
         name = type(operation).__name__
@@ -129,6 +129,11 @@ class _Predicted:
         read = (prod(read_here(at, k)) for k in range(len(row.signature.inputs)))
         made = (prod(made_here(at, r)) for r in row.signature.results)
         return not (row.signature.runs_empty or (all(read) and all(made)))
+
+    def _reads_floats(self, row: PlacedRow) -> bool:
+        """Whether an operand is of floats: a row of whole numbers alone is a loop. Gradients are of floats."""
+        kinds = (self.program.values[name].dtype for name in row.bound.reads if name in self.program.values)
+        return any(name not in self.program.values for name in row.bound.reads) or any(kind in FLOATS for kind in kinds)
 
     def _size(self, name: str, usual: str) -> int:
         value = self.program.values.get(name)
