@@ -134,24 +134,25 @@ def test_batch_norms_are_the_meshs(train: bool) -> None:
 
 
 class Bags(nn.Module):
-    """Whole numbers are added, joined and rectified before they pick rows of a table."""
+    """Whole numbers are added, joined and rectified before they pick rows of a table; a layer is not used."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.table, self.last = nn.Embedding(9, 4), nn.Linear(4, 3)
+        self.table, self.last, self.unused = nn.Embedding(9, 4), nn.Linear(4, 3), nn.Linear(2, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         low, high = (x > 0).long(), (x > 1).long()
         return self.last(self.table(torch.cat([low + high, torch.relu(low)], 1)).mean(1))
 
 
-def test_rows_of_whole_numbers_are_loops_of_the_management_core() -> None:
+def test_rows_of_whole_numbers_are_loops_of_the_management_core_and_what_has_no_gradient_is_not_renewed() -> None:
     torch.manual_seed(4)
     one = imported(Bags().double(), torch.randn(5, 4, dtype=torch.float64))
     report = trained(one.graph, {"N": 2}, {**one.constants, **one.module.state_dict()})
     tasks = report.mesh.accounts[0].tasks  # type: ignore[union-attr]
     loops = {task.name for several in tasks.values() for task in several if task.kind == "management core"}
     assert {"Elementwise", "Concatenate"} <= loops
+    assert {label for label, part in tasks if part == "update"} == {"table.weight", "last.weight", "last.bias"}
 
 
 def test_a_package_imports_the_emulator_alone_and_its_sgd_is_torchs() -> None:

@@ -60,8 +60,10 @@ class _Predicted:
             for part, tasks in self._of_step(step):
                 if tasks:
                     found.setdefault((LABEL if part == PART else step.key, part), []).extend(tasks)
+        wanted = {step.key for step in lowered.backward if step.kind == "gradient"}
         for name, value in self.program.values.items() if sgd else ():
-            if value.kind == "parameter" and value.dtype in FLOATS and sgd and (elements := self._stored(name)):
+            is_renewed = value.kind == "parameter" and name in wanted
+            if is_renewed and value.dtype in FLOATS and sgd and (elements := self._stored(name)):
                 found[name, "update"] = [update_task(elements, sgd, self.dtype)]
         return found
 
