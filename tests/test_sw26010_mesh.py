@@ -20,6 +20,7 @@ from convgen.sw26010.machine.faults import (
     UndrainedFifo,
 )
 from convgen.sw26010.machine.memory import Dram
+from convgen.sw26010.machine.mesh import VectorMesh
 from convgen.sw26010.machine.printing import load_program
 
 
@@ -138,6 +139,30 @@ def test_ldm_overflow() -> None:
 def test_data_may_not_be_used_before_it_is_waited_for() -> None:
     with pytest.raises(DmaFault, match="a is used before its dma_get was waited for"):
         MessageMesh().run(edited(("                cpe.dma_wait(a)\n", "")), *gemm_operands(32))
+
+
+@pytest.mark.parametrize("mesh", [MessageMesh, VectorMesh])
+@pytest.mark.parametrize(
+    ("instruction", "said"),
+    [
+        ("zero(a)", "a is written to before its dma_get was waited for"),
+        ("pick(a, b, 0, 1)", "a is written to before its dma_get was waited for"),
+        ("transpose(a, b)", "a is written to before its dma_get was waited for"),
+        ("zero(b)", "the program ends before the dma_get into a was waited for"),
+    ],
+)
+def test_a_buffer_is_left_alone_while_data_is_under_way_into_it(mesh: Any, instruction: str, said: str) -> None:
+    """The hardware would leave whatever comes last."""
+    text = f"""
+def program(cpe, A):
+    a, b = cpe.ldm("a", 8, 8), cpe.ldm("b", 8, 8)
+    cpe.zero(b)
+    cpe.dma_get(a, A, 0, 0)
+    cpe.{instruction}
+    {"return ()" if mesh is VectorMesh else "yield from ()"}
+"""
+    with pytest.raises(DmaFault, match=said):
+        mesh().run(load_program(text), gemm_operands(8)[0])
 
 
 def test_floats_are_not_doubles() -> None:

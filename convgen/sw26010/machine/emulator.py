@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from convgen.sw26010.machine import transfers
 from convgen.sw26010.machine.core_group import LANES, MESH, MESSAGE_BYTES, SLOT_BYTES, SW26010, CoreGroup
 from convgen.sw26010.machine.counts import Counts
-from convgen.sw26010.machine.faults import Deadlock, LdmOverflow, MessageFault, UndrainedFifo, Waiting
+from convgen.sw26010.machine.faults import Deadlock, DmaFault, LdmOverflow, MessageFault, UndrainedFifo, Waiting
 from convgen.sw26010.machine.kernel_cycles import block_cycles, registers_cycles
 from convgen.sw26010.machine.layer_vectors import LayerVectors
 from convgen.sw26010.machine.ldm import Buffer, Ldm
@@ -119,6 +119,13 @@ class Cpe(LayerVectors):
     def ldm_bytes(self) -> int:
         """Bytes of LDM in use."""
         return self._ldm.used_bytes
+
+    def check_arrived(self) -> None:
+        """Raises DmaFault, naming the CPE: a get is under way into a buffer."""
+        try:
+            self._ldm.check_arrived()
+        except DmaFault as error:
+            raise DmaFault(f"CPE({self.row},{self.column}): {error}") from None
 
     def dma_get(self, into: Buffer, source: Dram, row: int, column: int) -> None:
         """Start to fill the buffer from a matrix; elements outside the matrix are zeros. Raises DmaFault."""
@@ -218,6 +225,8 @@ class MessageMesh:
                 for cpe in self.cpes for bus, n in cpe.fifo_lengths().items() if n]  # fmt: skip
         if left:
             raise UndrainedFifo(tuple(left))
+        for cpe in self.cpes:
+            cpe.check_arrived()
         counts.cycles = max(cpe.cycles for cpe in self.cpes)
         self.counts.add(counts)
         return counts

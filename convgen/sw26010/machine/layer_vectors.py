@@ -194,8 +194,7 @@ class LayerVectors(Vectors):
     def _made(into: Buffer, contents: Array) -> None:
         if contents.shape != into.array.shape:
             raise DmaFault(f"{into.name}{list(into.array.shape)} can't hold a result {list(contents.shape)}")
-        into.array[...] = contents
-        into.written, into.floats = True, False
+        into.overwritten()[...] = contents
 
 
 def _along(rows: Array, window: tuple[int, int]) -> Array:

@@ -45,6 +45,13 @@ class Buffer:
             raise DmaFault(f"{self.name} is used before anything was written to it")
         return self.array
 
+    def overwritten(self, *, floats: bool = False) -> Array:
+        """The slots, of which an instruction now makes all. Raises DmaFault: a dma_get is under way into them."""
+        if self.arriving:
+            raise DmaFault(f"{self.name} is written to before its dma_get was waited for")
+        self.written, self.floats = True, floats
+        return self.array
+
     def doubles(self) -> Array:
         """The contents as doubles. Raises PrecisionFault: they are floats."""
         contents = self.settled()
@@ -54,13 +61,14 @@ class Buffer:
 
 
 class Ldm:
-    """What is left of one CPE's scratchpad."""
+    """What is left of one CPE's scratchpad, and the buffers that it holds."""
 
-    __slots__ = ("capacity_bytes", "used_bytes")
+    __slots__ = ("buffers", "capacity_bytes", "used_bytes")
 
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
         self.used_bytes = 0
+        self.buffers: list[Buffer] = []
 
     def allocate(
         self, name: str, rows: int, columns: int, slot_bytes: int = SLOT_BYTES, lead: tuple[int, ...] = ()
@@ -77,4 +85,11 @@ class Ldm:
                 "in use"
             )
         self.used_bytes += wanted
-        return Buffer(name, np.zeros((*lead, rows, columns)))
+        self.buffers.append(Buffer(name, np.zeros((*lead, rows, columns))))
+        return self.buffers[-1]
+
+    def check_arrived(self) -> None:
+        """Raises DmaFault: a dma_get is under way into a buffer. A program asks when it ends."""
+        for buffer in self.buffers:
+            if buffer.arriving:
+                raise DmaFault(f"the program ends before the dma_get into {buffer.name} was waited for")

@@ -91,6 +91,7 @@ class VectorMesh:
         earlier, self.counts = self.counts, Counts()
         self._steps.clear()
         program(self, *operands)
+        self._ldm.check_arrived()
         run = self.counts
         for tile, times in self._steps.items():
             run.add(step_counts(*tile), times)
@@ -168,8 +169,8 @@ class VectorMesh:
 
     def pick(self, into: Buffer, source: Buffer, at: int, step: int) -> None:
         """As a CPE's."""
-        into.array[...] = source.settled()[..., at : at + step * (into.columns - 1) + 1 : step]
-        into.written, into.floats = True, source.floats
+        line = source.settled()[..., at : at + step * (into.columns - 1) + 1 : step]
+        into.overwritten(floats=source.floats)[...] = line
 
     def add_line(self, into: Buffer, source: Buffer, at: int, step: int, *, where: Array) -> None:
         """As a CPE's, of those that `where` says."""
@@ -178,8 +179,7 @@ class VectorMesh:
         self.counts.vadd += int(where.sum()) * -(-source.columns // LANES)
 
     def zero(self, buffer: Buffer, floats: bool = False) -> None:
-        buffer.array[...] = 0.0
-        buffer.written, buffer.floats = True, floats
+        buffer.overwritten(floats=floats)[...] = 0.0
 
     def widen(self, buffer: Buffer, where: Array | None = None) -> None:
         transfers.widen(self.counts, buffer, CPES if where is None else int(where.sum()))

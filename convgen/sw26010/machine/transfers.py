@@ -82,13 +82,12 @@ def transpose(counts: Counts, into: Buffer, source: Buffer, cpes: int) -> None:
     """`into` [columns, rows] = `source` [rows, columns] transposed: 8 shuffles for each 4x4 block.
 
     Raises:
-        DmaFault: the shapes don't match.
+        DmaFault: the shapes don't match, or a dma_get is under way into `into`.
     """
     contents = source.settled()
     if (into.rows, into.columns) != (source.columns, source.rows):
         raise DmaFault(f"{into.name} cannot hold {source.name} transposed")
-    into.array[...] = np.swapaxes(contents, -1, -2)
-    into.written, into.floats, into.arriving = True, source.floats, False
+    into.overwritten(floats=source.floats)[...] = np.swapaxes(contents, -1, -2)
     counts.shuffle += cpes * shuffles(source.rows, source.columns)
 
 

@@ -45,8 +45,7 @@ class Vectors:
 
     def zero(self, buffer: Buffer, floats: bool = False) -> None:
         """Zeros, as doubles or as floats."""
-        buffer.array[...] = 0.0
-        buffer.written, buffer.floats = True, floats
+        buffer.overwritten(floats=floats)[...] = 0.0
 
     def widen(self, buffer: Buffer) -> None:
         transfers.widen(self.counts, buffer, 1)
@@ -60,8 +59,7 @@ class Vectors:
     def pick(self, into: Buffer, source: Buffer, at: int, step: int) -> None:
         """into[0, q] = source[0, at + q step]: a line of a strided window."""
         line = source.settled()[0, at : at + step * (into.columns - 1) + 1 : step]
-        into.array[0, :] = line
-        into.written, into.floats = True, source.floats
+        into.overwritten(floats=source.floats)[0, :] = line
 
     def add_line(self, into: Buffer, source: Buffer, at: int, step: int) -> None:
         """into[0, at + q step] += source[0, q], in double."""
@@ -77,12 +75,12 @@ class Vectors:
 
     def pool_max(self, into: Buffer, source: Buffer, kernel: int) -> None:
         """into[r, q] = the largest of the kernel x kernel window (r, q) of the source."""
-        into.array[...] = self._windows(into, source, kernel).max(axis=(1, 3))
+        into.overwritten()[...] = self._windows(into, source, kernel).max(axis=(1, 3))
         self.counts.vmax += kernel**2 * transfers.vectors(into)
 
     def pool_average(self, into: Buffer, source: Buffer, kernel: int) -> None:
         """into[r, q] = the mean of the kernel x kernel window (r, q) of the source, in double."""
-        into.array[...] = self._windows(into, source, kernel).sum(axis=(1, 3)) / kernel**2
+        into.overwritten()[...] = self._windows(into, source, kernel).sum(axis=(1, 3)) / kernel**2
         self.counts.vadd += kernel**2 * transfers.vectors(into)
 
     def spread_max(self, into: Buffer, source: Buffer, kernel: int) -> None:
@@ -100,12 +98,10 @@ class Vectors:
 
     def spread_average(self, into: Buffer, source: Buffer, kernel: int) -> None:
         """Every element of the kernel x kernel window (r, q) of `into` becomes source[r, q] / kernel^2, in double."""
-        into.array[...] = (source.doubles() / kernel**2).repeat(kernel, axis=0).repeat(kernel, axis=1)
-        into.written, into.floats = True, False
+        into.overwritten()[...] = (source.doubles() / kernel**2).repeat(kernel, axis=0).repeat(kernel, axis=1)
 
     @staticmethod
     def _windows(into: Buffer, source: Buffer, kernel: int) -> Array:
-        into.written, into.floats = True, False
         return source.doubles().reshape(into.rows, kernel, into.columns, kernel)
 
     # Windows that may overlap, on rows that lie in one line of `columns` elements each. Row 0 of x's line is row
@@ -167,10 +163,8 @@ class Vectors:
         inside = (row >= 0) & (row < lines) & (column >= 0) & (column < taps.columns)
         made = np.zeros((lines, taps.columns))
         np.add.at(made, (row[inside], column[inside]), np.broadcast_to(share, row.shape)[inside])
-        into.array[0, : made.size] = made.reshape(-1)
-        into.written, into.floats = True, False
+        into.overwritten()[0, : made.size] = made.reshape(-1)
 
     @staticmethod
     def _line(into: Buffer, made: Array, taps: Taps) -> None:
-        into.array[0, : made.size] = made.reshape(-1)
-        into.written, into.floats = True, False
+        into.overwritten()[0, : made.size] = made.reshape(-1)
