@@ -190,6 +190,7 @@ def test_vectors_along_n_and_blocks() -> None:
     text = call("gemm", 64, 64, 64, "--blocks", "32,8,8")
     assert "along N these blocks don't fit" in text
     assert "no multiple of 32" in refused("gemm", 64, 64, 64, "--blocks", "32,8,8", "--vectors", "n")
+    assert "cannot read three numbers" in refused("gemm", 64, 64, 64, "--blocks", "9" * 5000 + ",8,8")
 
 
 @pytest.mark.parametrize("strided", [False, True])

@@ -355,7 +355,7 @@ def pool_command(
 
 def _three(text: str) -> tuple[int, int, int]:
     parts = text.split(",")
-    if len(parts) != 3 or not all(part.strip().isdecimal() for part in parts):
+    if len(parts) != 3 or not all(part.strip().isdecimal() and len(part.strip()) < 20 for part in parts):
         raise InputError(f"--blocks {text}: cannot read three numbers", hint="--blocks 512,512,128")
     first, second, third = (int(part) for part in parts)
     return first, second, third
