@@ -261,6 +261,18 @@ def test_causes_add_up_and_images_are_whole_numbers() -> None:
         assert done.exit_code and "whole numbers from 1 to 3" in str(done.exception or done.output)
 
 
+@pytest.mark.parametrize("how", [("--images", "1,3"), ("--causes",)])
+def test_reports_of_a_convolution_are_of_all_groups_and_of_its_type(how: tuple[str, ...]) -> None:
+    sizes = 4, 64, 56, 56, 64
+    one, both = (call("conv", 4, 64 * g, 56, 56, 64 * g, *how, "--dtype", "float64", "--groups", g) for g in (1, 2))
+    assert "C=64 H=56 W=56 F=64 K=3 S=1 P=1 float64" in one and "float64, 2 groups of them" in both
+    seconds = [[float(t) for t in re.findall(r"\d\.\d{4}", text)] for text in (one, both)]
+    np.testing.assert_allclose(seconds[1], 2 * np.array(seconds[0]), atol=2e-4)
+    floats = call("conv", *sizes, *how)
+    assert "float32" in floats and floats.splitlines()[2:] != one.splitlines()[2:]
+    assert "a table alone" in refused("conv", *sizes, *how, "--json")
+
+
 def test_operations_of_training_are_printed_and_run() -> None:
     lines = call("operations", 3, 7, 5, 4).splitlines()
     names = [line.split()[0] for line in lines[1:-1]]

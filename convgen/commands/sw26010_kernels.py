@@ -177,8 +177,10 @@ def conv_command(
     if emit is not None:
         _emit_conv(problem, emit, kind, dtype)
         return
+    if as_json and (images is not None or causes):
+        raise InputError("--images and --causes print a table alone", hint="without --json")
     if images is not None:
-        _images(problem, images, run)
+        _images(problem, images, dtype, groups, run)
         return
     rates, fitted = taken_rates(), load_rates().fitted()
     choices: dict[Phase, Choice] = {p: choose_plan(problem, p, rates, fitted, dtype) for p in PHASES}
@@ -207,7 +209,7 @@ def conv_command(
     click.echo(json.dumps(found, indent=1) if as_json else found)
 
 
-def _images(problem: Any, given: str, run: bool) -> None:
+def _images(problem: Any, given: str, dtype: Any, groups: int, run: bool) -> None:
     """Print, and with `run` emulate, the convolution by these numbers of images. Raises InputError: they are none."""
     from convgen.sw26010.conv.batch_report import blocked_run, blocked_text
 
@@ -216,7 +218,7 @@ def _images(problem: Any, given: str, run: bool) -> None:
         hint = f"--images 1,{problem.n}"
         raise InputError(f"--images {given}: whole numbers from 1 to {problem.n}, which is N", hint=hint)
     sizes = [int(part) for part in parts]
-    click.echo(blocked_text(problem, sizes))
+    click.echo(blocked_text(problem, sizes, dtype, groups))
     if run:
         text, right = blocked_run(problem, max(sizes))
         click.echo(text)

@@ -18,13 +18,13 @@ from convgen.program.nodes import PHASES, Phase
 from convgen.sw26010.conv.check import reference
 from convgen.sw26010.conv.cost import conv_terms, explicit_plan
 from convgen.sw26010.conv.counts import conv_counts
+from convgen.sw26010.conv.plan_words import times_text
 from convgen.sw26010.conv.problem import ConvProblem
 from convgen.sw26010.conv.run import operand_shapes, run_conv
 from convgen.sw26010.gemm.cost import gemm_seconds, search_blocks
+from convgen.sw26010.gemm.plan import Dtype
 from convgen.sw26010.machine.rates import load_rates, taken_rates
 from convgen.sw26010.machine.table import table
-
-FLOAT = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +38,13 @@ class Blocked:
     copies_s: float
 
 
-def blocked(problem: ConvProblem, phase: Phase, images: int) -> Blocked:
+def blocked(problem: ConvProblem, phase: Phase, images: int, dtype: Dtype = "float32") -> Blocked:
     """Of B images at a time, by the model. Raises InputError: more than there are."""
     rates, fitted = taken_rates(), load_rates().fitted()
     if phase == "backward_filter":
-        terms = conv_terms(explicit_plan(problem, phase, rates, images=images), rates)
+        terms = conv_terms(explicit_plan(problem, phase, rates, dtype, images), rates)
         return Blocked(phase, images, terms.seconds(fitted), dict(terms.fixed)["product"], 0.0)
-    plan = explicit_plan(problem, phase, rates)
+    plan = explicit_plan(problem, phase, rates, dtype)
     terms = conv_terms(plan, rates)
     whole, one = terms.seconds(fitted), dict(terms.fixed)["product"]
     if images == 1:
@@ -52,23 +52,28 @@ def blocked(problem: ConvProblem, phase: Phase, images: int) -> Blocked:
     pixels = problem.h_out * problem.w_out
     wide = search_blocks(replace(plan.gemm, m=images * pixels, bm=32, bn=8, bk=8), rates)
     product = gemm_seconds(wide, rates) * problem.n / images
-    copied = problem.n * problem.f * pixels * FLOAT
-    copies = rates.transfer_s({pixels * FLOAT: 2 * copied})  # read and written
+    plane_bytes = pixels * plan.gemm.itemsize
+    copies = rates.transfer_s({plane_bytes: 2 * problem.n * problem.f * plane_bytes})  # read and written
     return Blocked(phase, images, whole - one + product + copies, product, copies)
 
 
-def blocked_text(problem: ConvProblem, sizes: Sequence[int]) -> str:
-    """A line a phase and number of images."""
+def blocked_text(problem: ConvProblem, sizes: Sequence[int], dtype: Dtype = "float32", groups: int = 1) -> str:
+    """A line a phase and number of images.
+
+    Args:
+        groups: the problem so many times.
+    """
     rows: list[list[str]] = []
     for phase in PHASES:
-        found = [blocked(problem, phase, images) for images in sizes]
+        found = [blocked(problem, phase, images, dtype) for images in sizes]
         rows += [
-            [phase, str(one.images), f"{one.seconds:.4f}", f"{one.products_s:.4f}", f"{one.copies_s:.4f}",
+            [phase, str(one.images),
+             *(f"{groups * seconds:.4f}" for seconds in (one.seconds, one.products_s, one.copies_s)),
              f"{found[0].seconds / one.seconds:.3f} x"]
             for one in found
         ]  # fmt: skip
     head = ("explicit", "B", "seconds", "products", "copies of y", "is")
-    return f"{problem} float32, B images a product\n{table(head, rows)}"
+    return f"{problem} {dtype}{times_text(groups)}, B images a product\n{table(head, rows)}"
 
 
 def blocked_run(problem: ConvProblem, images: int) -> tuple[str, bool]:

@@ -26,3 +26,8 @@ def plan_blocks(plan: Plan) -> dict[str, int]:
 def plan_ldm_bytes(plan: Plan) -> int:
     """LDM that the programs of a plan use in a CPE: the larger of the GEMM's and of im2col's or col2im's."""
     return plan.ldm_bytes if isinstance(plan, ImplicitPlan) else max(plan.gemm.ldm_bytes, plan.move_ldm_bytes)
+
+
+def times_text(groups: int) -> str:
+    """What a report says behind a group's problem."""
+    return "" if groups == 1 else f", {groups} groups of them"

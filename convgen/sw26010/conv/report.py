@@ -9,7 +9,7 @@ from convgen.program.nodes import Phase
 from convgen.sw26010.conv.cost import Choice, Plan, conv_terms
 from convgen.sw26010.conv.counts import conv_counts
 from convgen.sw26010.conv.implicit_plan import ImplicitPlan, implicit_trips
-from convgen.sw26010.conv.plan_words import plan_blocks, plan_ldm_bytes, plan_name
+from convgen.sw26010.conv.plan_words import plan_blocks, plan_ldm_bytes, plan_name, times_text
 from convgen.sw26010.conv.problem import ConvProblem
 from convgen.sw26010.machine.counts import Counts
 from convgen.sw26010.machine.rates import load_rates, taken_rates
@@ -70,7 +70,7 @@ def causes_text(problem: ConvProblem, choices: Mapping[Phase, Choice], groups: i
             causes = [*terms.fixed, *((name, count * fitted[name]) for name, count in terms.counts)]
             said = (f"{name} {groups * s:.4f}" for name, s in sorted(causes, key=lambda cause: -cause[1]))
             rows.append([phase, plan_name(plan), f"{groups * seconds:.4f}", ", ".join(said)])
-    return f"{problem} on one core group\n{table(('phase', 'plan', 'seconds', 'of these'), rows)}"
+    return f"{_title(problem, choices, groups)}\n{table(('phase', 'plan', 'seconds', 'of these'), rows)}"
 
 
 def conv_text(problem: ConvProblem, choices: Mapping[Phase, Choice], groups: int = 1) -> str:
@@ -85,6 +85,9 @@ def conv_text(problem: ConvProblem, choices: Mapping[Phase, Choice], groups: int
                 f"{plan_ldm_bytes(plan):,}", f"{counts.dma_bytes:,}", f"{counts.messages:,}", f"{counts.vmad:,}", why,
             ])  # fmt: skip
     head = ("phase", "plan", "seconds", "", "LDM B", "DMA B", "messages", "vmad", "not possible")
+    return f"{_title(problem, choices, groups)}\n{table(head, rows)}"
+
+
+def _title(problem: ConvProblem, choices: Mapping[Phase, Choice], groups: int) -> str:
     dtype = next(iter(choices.values())).plan.dtype
-    times = "" if groups == 1 else f", {groups} groups of them"
-    return f"{problem} {dtype}{times} on one core group\n{table(head, rows)}"
+    return f"{problem} {dtype}{times_text(groups)} on one core group"
