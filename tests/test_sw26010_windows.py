@@ -81,6 +81,14 @@ def test_large_planes_come_in_blocks_of_rows(kind: Any, w: int) -> None:
     check(windows, 0)
 
 
+def test_the_most_rows_fit_and_one_more_does_not() -> None:
+    """Of planes of any height: not every number of rows is tried."""
+    windows = Windows(1, 1, 2**31 - 1, 1, 2, 1, 1)
+    assert (windows.together, windows.together_backward) == (2559, 1919)
+    low = Windows(1, 1, 7, 3, 2, 1)
+    assert (low.together, low.together_backward) == (6, 7)
+
+
 def test_alexnet_s_pooling_reads_a_plane_once() -> None:
     windows = Windows(64, 96, 55, 55, 3, 2)
     counts = Pool(windows).cost()

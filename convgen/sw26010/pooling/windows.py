@@ -8,9 +8,10 @@ PyTorch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from convgen.errors import InputError
 from convgen.sw26010.gemm.plan import Dtype
@@ -80,9 +81,10 @@ class Windows:
         return _most(self.h, self._backward_bytes)
 
 
-def _most(rows: int, needed: Any) -> int:
-    """The most rows, at least 1, that LDM holds."""
-    return max((at for at in range(1, rows + 1) if needed(at) <= TASK_LDM_BYTES), default=1)
+def _most(rows: int, needed: Callable[[int], int]) -> int:
+    """The most rows, at least 1, that LDM holds; more rows need more of it, and a row a slot at least."""
+    most = min(rows, TASK_LDM_BYTES // SLOT_BYTES)
+    return max(1, bisect_right(range(1, most + 1), TASK_LDM_BYTES, key=needed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +150,9 @@ def _blocks(windows: Windows) -> Iterator[tuple[int, int]]:
 
 def _blocks_backward(windows: Windows) -> Iterator[tuple[int, int, int]]:
     """(rows of x read, rows of dy read, rows of dx) of every block of a plane, backward."""
-    k, s, p = windows.kernel, windows.stride, windows.padding
-    for at in range(0, windows.h, windows.together_backward):
-        lines = min(windows.together_backward, windows.h - at)
+    k, s, p, step = windows.kernel, windows.stride, windows.padding, windows.together_backward
+    for at in range(0, windows.h, step):
+        lines = min(step, windows.h - at)
         out, end = max(0, -(-(at + p - k + 1) // s)), min(windows.out_shape[2], (at + lines - 1 + p) // s + 1)
         rows = min(windows.h, (end - 1) * s - p + k) - max(0, out * s - p)
         yield (rows, end - out, lines) if end > out else (0, 0, lines)
