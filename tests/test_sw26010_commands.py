@@ -279,5 +279,6 @@ def test_operations_of_training_are_printed_and_run() -> None:
     assert len(names) == len(set(names)) == 20 and lines[-1] == "run: events equal the closed forms"
     for name in names:
         assert "def program(cpe, " in call("operations", 3, 7, 5, 4, "--emit", name)
+    assert call("operations", 3, 1, 1, 1).endswith("run: events equal the closed forms\n")  # a label has one class
     refused = CliRunner().invoke(cli, ["sw26010", "operations", "3", "7", "5", "4", "--emit", "x"])
     assert refused.exit_code and "no operation is named x" in str(refused.exception or refused.output)

@@ -58,8 +58,9 @@ def operations_text(operations: dict[str, Operation]) -> str:
     rng, rates = np.random.default_rng(0), taken_rates()
     rows: list[list[str]] = []
     for name, operation in operations.items():
+        few = min(2, operation.classes) if isinstance(operation, SoftmaxLoss) else 2  # labels, or a mask's 0 and 1
         operands: list[Any] = [
-            rng.integers(0, 2, place.shape) if place.name in ("labels", "mask") else rng.standard_normal(place.shape)
+            rng.integers(0, few, place.shape) if place.name in ("labels", "mask") else rng.standard_normal(place.shape)
             for place in operation.reads
         ]
         _, counts = run_operation(operation, *operands)
