@@ -29,6 +29,7 @@ from convgen.program.verify.steps import step_faults
 from convgen.spec.exported import graph_of
 from convgen.spec.reader import layer_to_dict, read_layer
 from convgen.spec.target import CPU
+from convgen.verify.network import check_network, report_text
 from convgen.verify.virtual import VirtualTransport, World
 
 sys.path.insert(0, str(ROOT))
@@ -61,6 +62,16 @@ def compiled(
 
 def test_a_package_reads_every_kind_of_step() -> None:
     assert set(get_args(Kind)) == STEP_KINDS
+
+
+def test_a_network_without_rows_is_a_package_that_checks() -> None:
+    """Dropout of nothing is its input, whose gradient is a step of backward."""
+    x = torch.randn(3, 5, dtype=torch.float64)
+    graph, tensors = graph_of(nn.Sequential(nn.Dropout(0.0)).train(), (x,), name="as_it_is")
+    found = compile_network(graph, Grid((("N", 2),)))
+    assert not found.program.rows
+    report = check_network(found, tensors)
+    assert report.ok, report_text(report)
 
 
 class Watch:

@@ -41,7 +41,7 @@ def by_block(program: Program, lowered: Lowered) -> list[StepBlock]:
     found = [StepBlock(block.path) for block in place.blocks]
     for i, n in enumerate(place.of):
         found[n].rows.append(i)
-    if any(step.row == len(program.rows) for step in lowered.forward):
+    if any(step.row == len(program.rows) for step in (*lowered.forward, *lowered.backward)):
         found.append(StepBlock(""))
         place.of.append(len(found) - 1)
     least = len(found) - 1
