@@ -21,6 +21,8 @@ from convgen.algebra.grid import Grid
 from convgen.commands.main import cli
 from convgen.errors import InputError
 from convgen.network_compiler import compile_network
+from convgen.operations.losses import CrossEntropy
+from convgen.operations.row import At
 from convgen.spec.network_graph import read_network_graph
 from convgen.spec.target import read_target
 from convgen.sw26010.machine.counts import Counts
@@ -153,6 +155,23 @@ def test_rows_of_whole_numbers_are_loops_of_the_management_core_and_what_has_no_
     loops = {task.name for several in tasks.values() for task in several if task.kind == "management core"}
     assert {"Elementwise", "Concatenate"} <= loops
     assert {label for label, part in tasks if part == "update"} == {"table.weight", "last.weight", "last.bias"}
+
+
+@pytest.mark.parametrize("ignore", [-100, 0, 2**24 + 1])
+def test_a_label_that_is_ignored_is_any_whole_number(ignore: int) -> None:
+    """Also one that isn't a float32."""
+    x, target = random_input((3, 5)).float(), torch.tensor([1, ignore, 4])
+    operation, inside = CrossEntropy((3, 5), ignore=ignore), (((0, 3), (0, 5)), ((0, 3),))
+    at, group = At({"d0": (0, 3)}, inside, inside), CoreGroup()
+    row = group.row(operation, 0, at, "float32")
+    assert row is not None and row.takes(x.numpy(), target.numpy())
+    (loss, count), kept = group.compute("loss", row, x.numpy(), target.numpy())
+    (dx, _) = group.gradients("loss", row, (True, False), kept, np.array(2.0, np.float32))
+    x.requires_grad_()
+    truth = nn.functional.cross_entropy(x, target, ignore_index=ignore, reduction="sum")
+    (2 * truth).backward()
+    assert count == 2 and float(loss) == pytest.approx(float(truth.detach()), rel=1e-6)
+    np.testing.assert_allclose(dx, x.grad, atol=1e-6)  # type: ignore[arg-type]
 
 
 def test_a_package_imports_the_emulator_alone_and_its_sgd_is_torchs() -> None:

@@ -334,6 +334,8 @@ def _local_response(operation: Any, way: int, at: Any, dtype: Dtype) -> MeshRow 
 
 # ---- The loss ----
 
+NO_CLASS = -1  # a label that is ignored, in memory: floats have it, which they may not have the operation's own
+
 
 def _cross_entropy(operation: Any, way: int, at: Any, dtype: Dtype) -> MeshRow | None:
     """The sum over samples whose labels are not ignored, and how many they are."""
@@ -344,8 +346,7 @@ def _cross_entropy(operation: Any, way: int, at: Any, dtype: Dtype) -> MeshRow |
     n, classes = shape
     try:
         there, back = (
-            OperationTask(SoftmaxLoss(n, classes, dtype, operation.ignore, backward), "loss")
-            for backward in (False, True)
+            OperationTask(SoftmaxLoss(n, classes, dtype, NO_CLASS, backward), "loss") for backward in (False, True)
         )
     except InputError:
         return None
@@ -354,7 +355,7 @@ def _cross_entropy(operation: Any, way: int, at: Any, dtype: Dtype) -> MeshRow |
         return bool((((labels >= 0) & (labels < classes)) | (labels == operation.ignore)).all())
 
     def compute(run: Run, x: Array, labels: Array) -> Made:
-        given = labels.astype(dtype).reshape(n, 1)
+        given = np.where(labels == operation.ignore, NO_CLASS, labels).astype(dtype).reshape(n, 1)
         p, sums = run(there, x, given)
         loss, count = sums.astype(dtype).reshape(2)
         return (np.array(loss), np.array(count)), (p, given)
