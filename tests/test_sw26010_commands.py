@@ -147,6 +147,8 @@ def test_the_widest_image_is_the_widest(kernel: int, stride: int, padding: int, 
     explicit_plan(problem(widest), "backward_data", TAKEN)
     with pytest.raises(InputError, match=f"at most {widest:,} columns"):
         explicit_plan(problem(widest + 1), "backward_data", TAKEN)
+    said = refused("conv", 1, 1, 1, 1, 1, "--kernel", 1, "--padding", 5000)  # no image is narrow enough
+    assert "a smaller kernel, dilation or padding" in said
 
 
 def test_what_is_no_convolution_is_refused() -> None:

@@ -48,11 +48,14 @@ class ExplicitPlan:
             raise InputError(fact, hint="backward_filter has one sum for several images; others have one image each")
         needed = SLOT_BYTES * (row_slots(problem.columns) + problem.w_out)  # col2im's, the most of the phases
         if self.moves and needed > SW26010.ldm_bytes:
+            most = most_columns(problem.columns)
             raise InputError(
                 f"explicit GEMM has a row of {problem.w} columns and its line in LDM: {needed} of "
                 f"{SW26010.ldm_bytes} B",
                 notes=(Note("layer", f"{problem}, {self.phase}"),),
-                hint=f"at most {most_columns(problem.columns):,} columns at this kernel, stride and padding",
+                hint=f"at most {most:,} columns at this kernel, stride and padding"
+                if most
+                else "a smaller kernel, dilation or padding",
             )
 
     @property
