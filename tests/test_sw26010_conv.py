@@ -26,8 +26,8 @@ from convgen.sw26010.conv.layouts import Transform, run_transform, transform_cou
 from convgen.sw26010.conv.problem import Axis, ConvProblem
 from convgen.sw26010.conv.programs import columns_context, columns_program, implicit_context, implicit_program
 from convgen.sw26010.conv.run import operand_shapes, run_conv
-from convgen.sw26010.conv.trial import choose_by_running
-from convgen.sw26010.gemm.cost import search_blocks
+from convgen.sw26010.conv.trial import choose_by_running, trial_seconds
+from convgen.sw26010.gemm.cost import clock_seconds, search_blocks
 from convgen.sw26010.gemm.triton import triton_gemm
 from convgen.sw26010.machine.emulator import MessageMesh
 from convgen.sw26010.machine.memory import Dram
@@ -193,6 +193,17 @@ def test_the_choice_by_running_both() -> None:
     # 128 GEMMs of 9 pixels, padded to 128, against products of whole batches.
     only = choose_by_running(problem, "backward_filter", *given["backward_filter"], TAKEN)
     assert len(only.plans) == 1 and only.refusal == "C=64 is below 128"
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward_data"])
+def test_a_trial_s_clock_has_the_transfers_of_the_run_alone(phase: Phase) -> None:
+    """With a stride a tap meets one row of several."""
+    problem = ConvProblem.square(1, 3, 33, 33, 4, 11, 4, 0)
+    run = run_conv(explicit_plan(problem, phase, TAKEN), *operands(problem)[phase], log=True)
+    operations = run.plan.move_counts.get_ops + run.plan.move_counts.put_ops  # type: ignore[union-attr]
+    bytes_s = TAKEN.transfer_s(run.moved.get) + TAKEN.transfer_s(run.moved.put)
+    by_moves = trial_seconds(run, TAKEN) - clock_seconds(run.events, TAKEN, by_cycles=True)
+    assert by_moves == pytest.approx(bytes_s + -(-operations // 64) * TAKEN.dma_round_s)
 
 
 @pytest.mark.parametrize("phase", PHASES)

@@ -9,12 +9,12 @@ import numpy as np
 from convgen.errors import InternalError
 from convgen.program.nodes import Phase
 from convgen.sw26010.conv.cost import Choice, explicit_plan
-from convgen.sw26010.conv.explicit_plan import im2col_operations
-from convgen.sw26010.conv.implicit_plan import ImplicitPlan, implicit_plan
+from convgen.sw26010.conv.implicit_plan import implicit_plan
 from convgen.sw26010.conv.problem import ConvProblem
 from convgen.sw26010.conv.run import ConvRun, run_conv
 from convgen.sw26010.conv.support import implicit_refusal
 from convgen.sw26010.gemm.cost import clock_seconds
+from convgen.sw26010.machine.core_group import CPES
 from convgen.sw26010.machine.rates import Rates
 
 
@@ -23,11 +23,10 @@ def trial_seconds(run: ConvRun, rates: Rates) -> float:
 
     No fitted constant enters: what the paper leaves unexplained (cost.py) is not in it.
     """
-    seconds = clock_seconds(run.events, rates, by_cycles=True)
-    if not isinstance(run.plan, ImplicitPlan):
-        operations = run.plan.problem.n * im2col_operations(run.plan.problem) if run.plan.moves else 0
-        seconds += rates.transfer_s(run.moved.get) + rates.transfer_s(run.moved.put) + operations * rates.dma_round_s
-    return seconds
+    moved = run.moved
+    rounds = -(-(moved.get_ops + moved.put_ops) // CPES)
+    by_moves = rates.transfer_s(moved.get) + rates.transfer_s(moved.put) + rounds * rates.dma_round_s
+    return clock_seconds(run.events, rates, by_cycles=True) + by_moves
 
 
 def choose_by_running(problem: ConvProblem, phase: Phase, first: Any, second: Any, rates: Rates) -> Choice:
