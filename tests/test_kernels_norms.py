@@ -209,6 +209,27 @@ def test_kernels_spill_nothing() -> None:
                 assert found.widest_global_load_bytes == 16, (name, one.name)
 
 
+@pytest.mark.parametrize(("shape", "group"), [((512, 64, 112, 112), 0), ((1 << 17, 64, 4, 4), 16)])
+def test_any_number_of_rows_and_samples_is_launched(shape: tuple[int, ...], group: int) -> None:
+    """A GPU's launches have 65,535 programs at most along their second and third dimensions."""
+    module, held = load_text(CHAINS["alone"].text), list[Launch]()
+    x = torch.empty(shape, dtype=torch.bfloat16, device="meta")
+    mean, variance = torch.empty((2, shape[0], shape[1] // group) if group else (2, shape[1]), device="meta").unbind()
+    sums, of_groups = torch.empty((3, shape[1]), device="meta"), torch.empty((2, *mean.shape), device="meta")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "launch", lambda f, grid, *args, **more: held.append(Launch(f, grid, args, more)))
+        if group:
+            module.moments_of_groups(x, mean, variance, group)
+        else:
+            module.moments(x, mean, variance)
+        module.apply(x, mean, variance, None, None, EPS, (), x, group)
+        more = {"group": group, "of_groups": of_groups} if group else {}
+        module.sums(x, mean, variance, None, None, EPS, None, x, None, sums, **more)
+        module.dx(x, mean, variance, None, None, EPS, x, False, sums, 1, not group, x, group)
+    assert len(held) == 6 and max(one.grid[0] for one in held) > 1 << 16
+    assert all(max((*one.grid, 1)[1:]) < 1 << 16 for one in held)
+
+
 # ---- In networks ----
 
 
