@@ -111,6 +111,24 @@ def test_another_batch() -> None:
         assert_right(case.with_batch(batch))
 
 
+def test_a_rank_without_samples_has_a_filter_gradient_of_zeros() -> None:
+    """Its boxes would be copied from tensors without elements."""
+    spec = {
+        "name": "a_sample_for_two", "layer": "conv2d", "input": [4, 16, 8, 8], "out_channels": 16, "kernel_size": 3,
+        "padding": 1, "dtype": "bfloat16", "memory_format": "channels_last", "grid": {"N": 2}, "algorithm": "sample",
+        "target": "cuda:sm_90",
+    }  # fmt: skip
+    compiled = compile_layer(layer_from_dict(spec))
+    case = Case(compiled.layer, {}, {})
+    case.__dict__["schedule"] = compiled.schedule
+    assert "def backward_filter_box(" in case.source
+    case = case.with_batch(1)
+    given = global_tensors(case.layer)
+    wanted = reference(case.layer.conv, given)["dw"]
+    for ran in run(case, given):
+        assert (ran.blocks["dw"].double() - wanted).abs().max() < 0.02 * wanted.abs().max()
+
+
 def test_opcheck_of_a_gpu_module() -> None:
     """Held values may be parts and rims: their fakes have the same shapes."""
     seen: set[str] = set()
