@@ -73,11 +73,11 @@ class BoxWords(PhaseWords):
         return self.problem.rim is None and self.problem.element_bytes == 2
 
     def pieces_have_steps(self, config: Config) -> bool:
-        """Whether each piece of a tile of y, or of x's gradient, has a step, and may be told so: where extents are
-        arguments, loops that were told spilled."""
+        """Whether each piece of a tile of y, or of x's gradient, has a step on every rank, and may be told so: where
+        extents are arguments, loops that were told spilled."""
         p, v = self.problem, CHANNEL[self.read].upper()
         chunks = ceil_div(p.filters if v == "F" else p.channels, config.tile[f"B{v}"])
-        return not self.open and p.taps * self.parts(self.read) * chunks >= pieces(p, config)
+        return self.alike and not self.open and p.taps * self.parts(self.read) * chunks >= pieces(p, config)
 
     def tile_elements(self, config: Config) -> int:
         return tile_pixels(self.problem, config) * config.tile["BC" if self.read == "y" else "BF"]

@@ -14,9 +14,11 @@ from convgen.algebra.index_sets import Box
 from convgen.algebra.space import Space
 from convgen.algebra.windows import edge_padding
 from convgen.errors import InputError
+from convgen.kernels.box_tiles import is_paired, parts_together
 from convgen.kernels.config import Config, largest, parse_config
 from convgen.kernels.estimate import data_sheet, estimated_s
-from convgen.kernels.families import FAMILIES, families, family, of_gpu, stem, widened
+from convgen.kernels.families import FAMILIES, Family, families, family, of_gpu, stem, widened
+from convgen.kernels.inner import ArrangedWords
 from convgen.kernels.problem import LocalDim, Problem
 from convgen.kernels.rates import RATES
 from convgen.kernels.source import Kernel
@@ -43,7 +45,8 @@ def choose_kernels(layer: Layer, schedule: Schedule, space: Space) -> tuple[Kern
 
 
 def choose(problems: tuple[Problem, ...], target: Target) -> Kernel:
-    """A kernel of the first family that can do all ranks' problems; its sizes are for the rank with most to do.
+    """A kernel of the first family that can do all ranks' problems; its sizes are for the rank with most to do, if they
+    serve the others, too.
 
     The least estimated time decides where channels are not last, where elements have 4 bytes, and where filters or
     channels are few: whether it pays to make channels last, to copy by 4 bytes what must lie by the summed index, or to
@@ -54,19 +57,31 @@ def choose(problems: tuple[Problem, ...], target: Target) -> Kernel:
         return Kernel(problems, Config("aten", warps=0, stages=0), target)
     problem = largest(problems)
     able = [made for made in FAMILIES if all(made.refusal(p, target) is None for p in problems)]
+    first, config = next((made, c) for made in able if (c := _default(made, problems, target)) is not None)
     if target.arch not in RATES or problem.dtype == "float64":
-        return Kernel(problems, able[0].default(problem, target), target)
+        return Kernel(problems, config, target)
+    rest = able[able.index(first) + 1 :]
     if problem.channels_last and problem.element_bytes != 4:
-        able = [made for made in able if able[0] is stem or made in (able[0], widened)]
-        if len(able) == 1:
-            return Kernel(problems, able[0].default(problem, target), target)
+        rest = [made for made in rest if first is stem or made is widened]
+    found = [config, *(c for made in rest if (c := _default(made, problems, target)) is not None)]
+    if len(found) == 1:
+        return Kernel(problems, config, target)
     device = data_sheet(target, problem.dtype)
 
     def seconds(config: Config) -> float:
         done = of_gpu(config).work(problem, config)
         return estimated_s(problem, config, done, target, device) if done else inf
 
-    return Kernel(problems, min((made.default(problem, target) for made in able), key=seconds), target)
+    return Kernel(problems, min(found, key=seconds), target)
+
+
+def _default(made: Family, problems: Sequence[Problem], target: Target) -> Config | None:
+    """A family's default for the rank with most to do; if it does not serve all ranks, another rank's that does."""
+    for p in dict.fromkeys((largest(problems), *problems)):
+        config = made.default(p, target)
+        if misfit(config, config, problems, target) is None:
+            return config
+    return None
 
 
 def _pinned(text: str, phase: str, problems: tuple[Problem, ...], target: Target) -> Kernel:
@@ -88,7 +103,9 @@ def _pinned(text: str, phase: str, problems: tuple[Problem, ...], target: Target
             raise InputError(fact, path, hint="another family, or no word on this phase")
     example = made.default(problem, target)
     if (why := misfit(config, example, busy, target)) is not None:
-        raise InputError(f"{text!r} is no kernel of {config.family}: {why}", path, hint=f"e.g. {example}")
+        usual = _default(made, busy, target)
+        hint = "another family, or no word on this phase" if usual is None else f"e.g. {usual}"
+        raise InputError(f"{text!r} is no kernel of {config.family}: {why}", path, hint=hint)
     return Kernel(problems, config, target)
 
 
@@ -109,6 +126,20 @@ def misfit(config: Config, example: Config, problems: Sequence[Problem], target:
         return f"{bad[0]}={numbers[bad[0]]} is no power of two"
     if config.warps > 32 or not 1 <= config.stages <= 8 or config.split < 1:
         return "at most 32 warps, 1 to 8 stages, a split of 1 or more"
+    return _boxes_misfit(config, problems) if "TN" in config.tile else None
+
+
+def _boxes_misfit(config: Config, problems: Sequence[Problem]) -> str | None:
+    """Words for the rank whose channels, or filters, boxes of this size can't cut; None if there is none."""
+    words = [of_gpu(config).words(p)(p) for p in dict.fromkeys(problems)]
+    inner = [w.inner if isinstance(w, ArrangedWords) else w.problem for w in words]
+    for p in inner:
+        pairs = p.phase != "backward_data" and is_paired(p.dims[-1])
+        if pairs and p.channels % config.tile["BC"]:
+            return f"BC={config.tile['BC']} does not divide {p.channels} channels, behind which the next row's lie"
+    if len({parts_together(p, config) for p in inner}) > 1:
+        filters = " and ".join(str(n) for n in sorted({p.filters for p in inner}))
+        return f"BF={config.tile['BF']} holds other numbers of parts of {filters} filters"
     return None
 
 

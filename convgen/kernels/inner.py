@@ -58,7 +58,7 @@ class ArrangedWords(Words):
 
     def products(self, name: str, config: Config) -> str:
         """The kernel by boxes, and the function that launches it."""
-        words = InnerWords(self.inner, float32=self.float32, rims=self.rims, open=self.open)
+        words = InnerWords(self.inner, float32=self.float32, rims=self.rims, open=self.open, alike=self.alike)
         words.writer, words.of_phase = self.writer, self.problem.phase
         words.sums_kept = self.sums_kept and second_sum(self.inner, config) > 1
         return words.products(name, config)

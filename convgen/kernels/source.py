@@ -83,6 +83,7 @@ class Kernel:
             rows=(rows_alignment(self.problems, "x"), rows_alignment(self.problems, "y")) if aligned_rows else (1, 1),
             open=self.open,
             entry=entry,
+            alike=len({(q.channels, q.filters) for q in self.problems}) == 1,
         )
 
     def _printed(self, name: str, words: Words) -> str:

@@ -76,6 +76,7 @@ class Words:
         multiplies: bool = True,
         open: bool = False,
         entry: str = "",
+        alike: bool = True,
     ) -> None:
         """
         Args:
@@ -90,6 +91,7 @@ class Words:
             multiplies: whether the target has matrix products of the problem's type; else products are made as sums.
             open: whether extents are arguments, unknown when a kernel is compiled; else they are constants.
             entry: name of the function that launches, if not the phase's.
+            alike: whether all ranks have as many channels and filters.
         """
         self.problem, self.float32, self.even = problem, float32, frozenset(even)
         self.aligned = dict(zip("xy", aligned, strict=True))
@@ -100,7 +102,7 @@ class Words:
         self.single_channels, self.rims, self.multiplies = single_channels, rims, multiplies
         self.grouped = grouped or problem.groups > 1 or single_channels
         self.result = VALUE_MADE[problem.phase]
-        self.open, self.named = open, entry
+        self.open, self.named, self.alike = open, entry, alike
 
     def pointer(self, tensor: str) -> str:
         """The name of the activation: backward reads dy."""

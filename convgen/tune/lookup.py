@@ -67,7 +67,7 @@ class Remembered:
         problem = largest(problems)
         if (found := self._entry(key_of(problem))) is not None:
             config = parse_config(found[1].kernel)
-            if self._serves(config, problems):
+            if self._serves(config, problems) and self._fits(config, problems):
                 return Found(config, "measured", self.device.name, found[1].doubt)
         near = self._nearest(problem, problems)
         return near or Found(None, "default", f"nothing like it was measured on {self.device.name}")
@@ -120,6 +120,12 @@ class Remembered:
         made = family(config.family, self.target)
         return made is not None and all(made.refusal(p, self.target) is None for p in problems)
 
+    def _fits(self, config: Config, problems: Sequence[Problem]) -> bool:
+        """Whether a configuration of the rank with most to do is one for every rank."""
+        made = family(config.family, self.target)
+        example = None if made is None else made.default(largest(problems), self.target)
+        return example is not None and misfit(config, example, problems, self.target) is None
+
     def _nearest(self, problem: Problem, problems: Sequence[Problem]) -> Found | None:
         """The kernel of the most similar measured problem, or the legal configuration of this problem that is nearest
         to it."""
@@ -135,7 +141,8 @@ class Remembered:
             legal = [c for c in made.configs(problem, self.target) if c.tile.keys() == wanted.tile.keys()]
             if legal:
                 config = min(legal, key=lambda c: distance(c.as_dict(), wanted.as_dict()))
-                return Found(config, "neighbour", key)
+                if self._fits(config, problems):
+                    return Found(config, "neighbour", key)
         return None
 
 
