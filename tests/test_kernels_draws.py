@@ -98,6 +98,19 @@ def test_dropouts_are_those_of_every_layout(seed: int, draws: Any, monkeypatch: 
     assert not any(isinstance(t, Tensor) and t.dtype == torch.bool for t in kept_of_it)  # no mask is kept
 
 
+def test_a_dropout_of_everything_makes_zeros(draws: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch's does, which divides nothing by the share that stays."""
+    x, drawn, both = torch.randn(4, 30), torch.tensor([9, 1]), (True, False)
+    operation = Dropout((4, 30), 1.0)
+    at = standing(operation.signatures[0], {"d0": (0, 4), "d1": (0, 30)})
+    for modules in ([], [draws]):
+        monkeypatch.setattr(dropout, "DRAWS", modules)
+        (y,), kept = operation.kept(0, at, both, x, drawn)
+        for found in (y, operation.local(0, at, x, drawn)[0], operation.vjp(0, at, both, kept, x)[0]):
+            assert not found.any() and not found.isnan().any()
+    assert torch.equal(operation.reference(x, drawn)[0], torch.zeros(4, 30))
+
+
 def test_a_word_at_the_limit_stays(draws: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     shape, drawn = (4, 5), torch.tensor([9, 1])
     at = standing(Bernoulli(shape, 0.5).signatures[0], {"d0": (0, 4), "d1": (0, 5)})

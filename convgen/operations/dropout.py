@@ -116,7 +116,7 @@ def two_words(shape: tuple[int, ...], at: At, drawn: Any, call: int, *, both: bo
 
 @dataclass(frozen=True)
 class Dropout(Operation):
-    """The tensor x with a share p of its elements 0 and the others divided by 1 - p.
+    """The tensor x with a share p of its elements 0 and the others divided by 1 - p; all are 0 where p is 1.
 
     Operands are x and a buffer of two int64, (seed, step). `call` numbers the places of a program that draw, so that
     they draw differently.
@@ -146,6 +146,11 @@ class Dropout(Operation):
         """The least word that keeps its element: elements with lower words are dropped."""
         return round(self.p * 2**32)
 
+    @property
+    def _kept(self) -> float:
+        """The share of elements that stay, by which they are divided; 1 where none stays."""
+        return 1 - self.p or 1.0
+
     def mask(self, at: At, drawn: Any, like: Any) -> Any:
         """The mask, with ones where x stays, in like's type, for a target that draws no numbers itself."""
         return (words(self.shape, at, drawn, self.call)[0] >= self._least).to(like.dtype)
@@ -155,10 +160,10 @@ class Dropout(Operation):
         draws, box = kernels_of(self.shape, at)
         if draws is not None:
             return (self._dropped(draws, box, x, drawn),)
-        return (x * (words(self.shape, at, drawn, self.call)[0] >= self._least) / (1 - self.p),)
+        return (x * (words(self.shape, at, drawn, self.call)[0] >= self._least) / self._kept,)
 
     def _dropped(self, draws: Any, box: Any, x: Any, drawn: Any) -> Any:
-        return draws.dropped(x, self.shape, box, drawn, self.call, self._least, 1 - self.p)
+        return draws.dropped(x, self.shape, box, drawn, self.call, self._least, self._kept)
 
     def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
         return True
@@ -168,13 +173,13 @@ class Dropout(Operation):
         if kernels_of(self.shape, at)[0] is not None:
             return self.local(way, at, x, drawn), (None, drawn)  # enough to draw the mask again
         there = words(self.shape, at, drawn, self.call)[0] >= self._least
-        return (x * there / (1 - self.p),), (there, None)
+        return (x * there / self._kept,), (there, None)
 
     def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
         there, drawn = kept
         if there is None:
             return self._dropped(*kernels_of(self.shape, at), dys[0], drawn), None
-        return dys[0] / (1 - self.p) * there, None
+        return dys[0] / self._kept * there, None
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         """The result element by element, in Python's integers."""
@@ -182,7 +187,7 @@ class Dropout(Operation):
         kept = torch.tensor([w >= self._least for w, *_ in some_words(range(x.numel()), drawn, self.call)]).reshape(
             self.shape
         )
-        return (torch.where(kept, x / (1 - self.p), torch.zeros_like(x)),)
+        return (torch.where(kept, x / self._kept, torch.zeros_like(x)),)
 
 
 @dataclass(frozen=True)
