@@ -195,16 +195,18 @@ def test_what_is_no_number_is_as_atens(op: str, dtype: torch.dtype, monkeypatch:
     assert torch.allclose(dx.double(), wanted, equal_nan=True)
 
 
-def test_any_number_of_rows_is_launched() -> None:
+@pytest.mark.parametrize(("seed", "shape"), [(4, (1 << 22, 64)), (0, (1 << 17, 8, 2, 2))])
+def test_any_number_of_rows_and_samples_is_launched(seed: int, shape: tuple[int, ...]) -> None:
     """A GPU's launches have 65,535 programs at most along their second and third dimensions."""
-    chain, _, drawn = drawn_chain(random.Random(4), (1 << 22, 64), trailing=True)
+    chain, _, drawn = drawn_chain(random.Random(seed), shape, trailing=len(shape) == 2)
+    assert chain.by_sample == (len(shape) > 2)
     module, held = load_text(ChainFile("chain_1", chain, "").text), list[Launch]()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "launch", lambda f, grid, *args, **more: held.append(Launch(f, grid, args, more)))
         given = [torch.empty(one.shape, dtype=torch.bfloat16, device="meta") for one in drawn]
         module.make(given, given[0])
         module.make_back(given[0], [*given, given[0]], [True, *[False] * (len(given) - 1)])
-    assert len(held) == 2 and all(max(one.grid[1:]) < 1 << 16 < one.grid[0] for one in held)
+    assert len(held) == 2 and all(max((*one.grid, 1)[1:]) < 1 << 16 < one.grid[0] for one in held)
 
 
 def test_kernels_spill_nothing() -> None:
