@@ -1,4 +1,4 @@
-"""One kernel for ranks whose shares of channels or filters are unlike."""
+"""What a kernel's sizes must serve: ranks whose shares of channels or filters are unlike, and operands in parts."""
 
 from __future__ import annotations
 
@@ -54,6 +54,15 @@ def test_a_pinned_kernel_that_does_not_serve_a_rank_is_refused() -> None:
     with pytest.raises(InputError, match="BC=64 does not divide 32 channels") as caught:
         compile_layer(layer)
     assert "BC=32" in str(caught.value.hint)
+
+
+def test_a_pinned_box_of_several_samples_is_refused_where_parts_follow_each_other() -> None:
+    """A box of two samples would write over the next part's first one, where samples are odd."""
+    kernels = {"forward": "box TN=2 TD=2 TH=4 TW=4 BF=16 BC=32 warps=4 stages=3"}
+    changes = {"layer": "conv3d", "input": [3, 64, 4, 4, 4], "out_channels": 32, "stride": 1, "grid": {"C": 2}}
+    layer = layer_from_dict(spec(**changes, options={"kernels": kernels}))
+    with pytest.raises(InputError, match="TN=2, where the next part's samples lie behind a part's: TN=1"):
+        compile_layer(layer)
 
 
 @pytest.mark.parametrize("phase", ["forward", "backward_filter"])

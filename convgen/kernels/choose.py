@@ -18,6 +18,7 @@ from convgen.kernels.box_tiles import is_paired, parts_together
 from convgen.kernels.config import Config, largest, parse_config
 from convgen.kernels.estimate import data_sheet, estimated_s
 from convgen.kernels.families import FAMILIES, Family, families, family, of_gpu, stem, widened
+from convgen.kernels.families.box import by_sample
 from convgen.kernels.inner import ArrangedWords
 from convgen.kernels.problem import LocalDim, Problem
 from convgen.kernels.rates import RATES
@@ -137,6 +138,8 @@ def _boxes_misfit(config: Config, problems: Sequence[Problem]) -> str | None:
         pairs = p.phase != "backward_data" and is_paired(p.dims[-1])
         if pairs and p.channels % config.tile["BC"]:
             return f"BC={config.tile['BC']} does not divide {p.channels} channels, behind which the next row's lie"
+        if config.tile["TN"] > 1 and by_sample(p):
+            return f"TN={config.tile['TN']}, where the next part's samples lie behind a part's: TN=1"
     if len({parts_together(p, config) for p in inner}) > 1:
         filters = " and ".join(str(n) for n in sorted({p.filters for p in inner}))
         return f"BF={config.tile['BF']} holds other numbers of parts of {filters} filters"

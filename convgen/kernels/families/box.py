@@ -80,7 +80,7 @@ def _stride_refusal(problem: Problem) -> str | None:
     return None
 
 
-def _by_sample(problem: Problem) -> bool:
+def by_sample(problem: Problem) -> bool:
     """Whether a box may have one sample only: behind the last one come those of the next part."""
     parts = {"x": problem.x_parts, "y": problem.y_parts}
     return any(n > 1 and not has_part(problem, t) for t, n in parts.items())
@@ -93,7 +93,7 @@ def tiles(problem: Problem, pixels: int) -> list[dict[str, int]]:
     found: list[tuple[float, bool, dict[str, int]]] = []
     for shape in product(*([t for t in powers if t <= power_of_two(r)] for r in rows)):
         samples, rest = divmod(pixels, prod(shape))
-        if rest or not samples or samples > (1 if _by_sample(problem) else power_of_two(problem.batch)):
+        if rest or not samples or samples > (1 if by_sample(problem) else power_of_two(problem.batch)):
             continue
         covered = ceil_div(problem.batch, samples) * prod(ceil_div(r, t) * t for r, t in zip(rows, shape, strict=True))
         covered *= _rim_steps(problem, shape)
