@@ -1,4 +1,4 @@
-"""`convgen check` refuses, before it runs anything, what this machine can't run."""
+"""`convgen check` refuses, before it runs anything, what this machine can't run, and judges what runs."""
 
 from __future__ import annotations
 
@@ -140,6 +140,14 @@ def test_numbers_as_large_as_a_file_may_say_are_right(changed: dict[str, Any], t
     file = tmp_path / "one.yaml"
     file.write_text(text(input=[2, 2, 4, 4], **changed))
     assert CliRunner().invoke(cli, ["check", str(file)]).exit_code == 0
+
+
+def test_a_transposed_convolution_may_be_cut_off_down_to_its_output_padding(tmp_path: Path) -> None:
+    file = tmp_path / "one.yaml"
+    changed = {"layer": "conv_transpose1d", "input": [2, 2, 1], "kernel_size": 2, "dilation": 6, "output_padding": 5}
+    file.write_text(text(padding=[[8, 0]], **changed))
+    done = CliRunner().invoke(cli, ["check", str(file)])
+    assert done.exit_code == 0 and "3 of 3 tensors right" in done.output
 
 
 @pytest.mark.parametrize("seconds", ["nan", "inf", "0", "-1", "1e20"])

@@ -76,10 +76,11 @@ def reference(conv: Conv, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         "groups": conv.groups,
     }
     if conv.transposed:
-        # Cut rows off below, then keep rows up to the extent: rows that no product reaches are zeros.
+        # Rows that no product reaches are zeros; there may be so many that all that products reach are cut off.
         whole = convolve(x, w, **how)
-        edges = [(-s.pad_lo, s.extent - (n - s.pad_lo)) for s, n in zip(conv.spatial, whole.shape[2:], strict=True)]
-        y = functions.pad(whole, [p for pair in reversed(edges) for p in pair])
+        short = [s.pad_lo + s.extent - n for s, n in zip(conv.spatial, whole.shape[2:], strict=True)]
+        whole = functions.pad(whole, [n for rows in reversed(short) for n in (0, max(rows, 0))])
+        y = whole[(..., *(slice(s.pad_lo, s.pad_lo + s.extent) for s in conv.spatial))]
         y = y if bias is None else y + bias.view(-1, *[1] * len(conv.spatial))
     else:
         padding = [p for s in reversed(conv.spatial) for p in (s.pad_lo, s.pad_hi)]
