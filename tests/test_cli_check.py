@@ -16,6 +16,7 @@ from convgen.free_memory import GIB, available_bytes
 from convgen.spec.build import MAX_STRIDE, layer_from_dict
 from convgen.verify import fits
 from convgen.verify.fits import MOST_PROCESSES, MOST_VIRTUAL, check_fits, needed_bytes
+from convgen.verify.program import reference
 
 BASE: dict[str, Any] = {
     "name": "one", "layer": "conv2d", "input": [8, 4, 16, 16], "out_channels": 4, "kernel_size": 3, "padding": 1,
@@ -148,6 +149,20 @@ def test_a_transposed_convolution_may_be_cut_off_down_to_its_output_padding(tmp_
     file.write_text(text(padding=[[8, 0]], **changed))
     done = CliRunner().invoke(cli, ["check", str(file)])
     assert done.exit_code == 0 and "3 of 3 tensors right" in done.output
+
+
+def test_a_wrong_weight_gradient_is_said_by_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank has all taps, which no layout names."""
+
+    def other(*given: Any) -> Any:
+        truth = reference(*given)
+        truth["dw"][3, 2, 1, 0] += 1e3
+        return truth
+
+    monkeypatch.setattr("convgen.verify.check.reference", other)
+    (tmp_path / "one.yaml").write_text(text(grid={"C": 2}))
+    done = CliRunner().invoke(cli, ["check", str(tmp_path / "one.yaml")])
+    assert done.exit_code == 1 and "dw[3, 2, 1, 0] is" in done.output
 
 
 @pytest.mark.parametrize("seconds", ["nan", "inf", "0", "-1", "1e20"])

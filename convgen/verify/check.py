@@ -166,7 +166,8 @@ def _compare(
     error = worst / scale if scale else worst
     first = None
     if error > tolerance:
-        lows = [tuple(int(lo) for lo, _ in box) for box in boxes]
+        taps = (0,) * (truth.dim() - boxes.shape[1])  # which every rank has whole
+        lows = [(*(int(lo) for lo, _ in box), *taps) for box in boxes]
         blocks = ((rank, low, one.blocks[name]) for rank, (low, one) in enumerate(zip(lows, results, strict=True)))
         first = first_parted(name, blocks, truth, tolerance * (scale or 1.0))
     return TensorReport(name, error, tolerance, equal, tuple(truth.shape), first)
