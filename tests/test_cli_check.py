@@ -15,6 +15,7 @@ from convgen.errors import InputError
 from convgen.free_memory import GIB, available_bytes
 from convgen.spec.build import MAX_STRIDE, layer_from_dict
 from convgen.verify import fits
+from convgen.verify.check import check
 from convgen.verify.fits import MOST_PROCESSES, MOST_VIRTUAL, check_fits, needed_bytes
 from convgen.verify.program import reference
 
@@ -149,6 +150,21 @@ def test_a_transposed_convolution_may_be_cut_off_down_to_its_output_padding(tmp_
     file.write_text(text(padding=[[8, 0]], **changed))
     done = CliRunner().invoke(cli, ["check", str(file)])
     assert done.exit_code == 0 and "3 of 3 tensors right" in done.output
+
+
+def test_native_sums_round_after_each_addend() -> None:
+    """Which is no fault of the layer; results that nothing is added for have the tolerance that they have without."""
+    limits = dict[str, list[float]]()
+    for sums in ("native", "ordered"):
+        changed = {"layer": "conv1d", "input": [64, 16, 16], "out_channels": 16, "bias": True}
+        changed |= {"dtype": "bfloat16", "grid": {"N": 32}, "algorithm": "sample", "options": {"sums": sums}}
+        one = compiled(**changed)
+        report = check(one)
+        assert report.ok, report
+        assert ("native sums" in report.tolerance_from) == (sums == "native")
+        limits[sums] = [t.tolerance for t in report.tensors]
+    native, ordered = limits["native"], limits["ordered"]
+    assert native[:2] == ordered[:2] and native[2] > ordered[2] and native[3] > ordered[3]
 
 
 def test_a_wrong_weight_gradient_is_said_by_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

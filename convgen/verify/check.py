@@ -17,7 +17,7 @@ from convgen.algebra.layout import Layout
 from convgen.algebra.space import Space
 from convgen.compiler import Compiled
 from convgen.emit.volume import volume
-from convgen.program.nodes import PHASES
+from convgen.program.nodes import PHASES, Convert
 from convgen.verify.mesh import MeshReport, mesh_report
 from convgen.verify.parted import Parted, first_parted
 from convgen.verify.processes import Tell, run_processes, silent
@@ -99,8 +99,12 @@ def check(
     truth = reference(layer.conv, given)
     stored = dict(compiled.schedule.stored)
     rounds = layer.target.is_gpu and layer.dtype == "tfloat32"
+    added = _added_by_the_backend(compiled)
     tolerances = {
-        name: tolerance(layer.dtype, layer.conv, layer.grid.ranks, name, given, truth, tf32=rounds) for name in truth
+        name: tolerance(
+            layer.dtype, layer.conv, layer.grid.ranks, name, given, truth, tf32=rounds, added=added.get(name, 1)
+        )
+        for name in truth
     }
     tensors = tuple(
         _compare(name, results, truth[name], stored[OF[name]], space, tolerances[name])
@@ -115,13 +119,24 @@ def check(
         sent[name] = sent.get(name, 0) + sum(s["bytes_sent_per_rank"])
     return Report(
         tensors=tensors,
-        tolerance_from=TOLERANCE_FROM + (TF32_FROM if rounds else ""),
+        tolerance_from=TOLERANCE_FROM + TF32_FROM * rounds + NATIVE_FROM * bool(added),
         bytes_sent=sent,
         counted_equals_volume=[list(r.sent) for r in results] == expected,
         transport=transport,
         interpreted=interpret,
         mesh=mesh_report(compiled, results),
     )
+
+
+def _added_by_the_backend(compiled: Compiled) -> dict[str, int]:
+    """By result, how many ranks' addends the backend adds; none where sums are ordered."""
+    sums = (step for _, step in compiled.schedule.steps() if isinstance(step, Convert))
+    sums = (step for step in sums if step.kind in ("reduce_scatter", "all_reduce"))
+    found = dict[str, int]()
+    for step in sums if compiled.layer.options.sums == "native" else ():
+        (name,) = (result for result in RESULTS if OF[result] == step.type.tensor)
+        found[name] = found.get(name, 1) * compiled.layer.grid.over(step.over)
+    return found
 
 
 def _run_virtual(
@@ -180,6 +195,7 @@ TOLERANCE_FROM = (
     "float64"
 )
 TF32_FROM = "; 6 t q more for operands rounded to TF32 (t = 2**-11)"
+NATIVE_FROM = "; 4 sqrt(p) u q more for native sums, which may round after each of p ranks' addends"
 ROUNDOFF = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 
 
@@ -192,11 +208,13 @@ def tolerance(
     truth: Mapping[str, Tensor],
     *,
     tf32: bool = False,
+    added: int = 1,
 ) -> float:
     """Largest max |error| / max |reference| that rounding explains; see TOLERANCE_FROM.
 
     Args:
         tf32: whether operands of products are rounded to TF32.
+        added: how many ranks' addends the backend adds in the layer's type.
     """
     narrow = TORCH_DTYPES[dtype]
     u, v = ROUNDOFF[narrow], ROUNDOFF[torch.float64 if narrow == torch.float64 else torch.float32]
@@ -212,6 +230,7 @@ def tolerance(
         return 0.0
     ratio = math.sqrt(float(squares.max())) / scale
     rounded = 6 * 2.0**-11 if tf32 and name != "dbias" else 0.0
+    rounded += 4 * math.sqrt(added) * u if added > 1 else 0.0
     roundings = 3 if ranks > 1 else 2
     bound = roundings * u * max(1.0, ratio) + (4 * math.sqrt(terms) * v + rounded) * ratio
     return min(bound, 1e-12) if narrow == torch.float64 else bound
