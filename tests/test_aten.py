@@ -295,6 +295,26 @@ def test_what_no_row_describes_runs_whole() -> None:
     assert all(check(given, grid).right for grid in GRIDS)
 
 
+def large(x: Tensor) -> Outputs:
+    """Means and norms that float16 has, of numbers whose sums, and whose sums of squares, it has not."""
+    y = 900 + 100 * x.half()
+    wide = y.repeat(1, 1, 3, 3)
+    return (
+        wide.mean((0, 2, 3)), wide.mean(), wide.mean(1, keepdim=True), F.l1_loss(wide, 0 * wide),
+        F.mse_loss(y / 9, 0 * y), F.smooth_l1_loss(wide, 0 * wide), y.norm(dim=(2, 3)), F.normalize(y, dim=1),
+        F.cosine_similarity(y, y.flip(1)), torch.renorm(y, 2, 1, 500.0),
+    )  # fmt: skip
+
+
+def test_means_and_norms_that_float16_has_are_numbers() -> None:
+    given = imported(Family(large), random_input(SHAPE))
+    truth = truth_of(given)
+    assert all(y.isfinite().all() for y in truth.ys)
+    for grid in ({"N": 1}, *GRIDS, {"N": 4}):
+        errors = check(given, grid, truth=truth)
+        assert errors.outputs <= 4e-3 and not errors.volume, f"{grid}: {errors}"
+
+
 # ---------------------------------------------------------------- what is drawn
 SEED = torch.tensor([5, 0])
 

@@ -1,4 +1,8 @@
-"""Sums and means over dimensions: partial over the axes that split what is summed. Means divide by the global count."""
+"""Sums and means over dimensions: partial over the axes that split what is summed. Means divide by the global count.
+
+Sums of squares are of float32 at least, and means are made of ranks' means: of numbers that float16 has, sums soon are
+none of its numbers.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +42,15 @@ class Reduce(Operation):
         return (Signature(tuple(zip(names, self.shape, strict=True)), (Operand("x", self.shape, own(*names)),), (y,)),)
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
+        (x,) = operands
         if self.how == "squares":  # one call squares and adds in one pass, and rounds once
-            return (torch.linalg.vector_norm(operands[0], 2, self.over, self.keep).square(),)
-        total = operands[0].sum(self.over, keepdim=self.keep)
-        return (total if self.how == "sum" else total / prod(self.shape[d] for d in self.over),)
+            wide = torch.promote_types(x.dtype, torch.float32)
+            return (torch.linalg.vector_norm(x, 2, self.over, self.keep, dtype=wide).square(),)
+        if self.how == "sum":
+            return (x.sum(self.over, keepdim=self.keep),)
+        here, whole = (prod(shape[d] for d in self.over) for shape in (x.shape, self.shape))
+        y = x.mean(self.over, keepdim=self.keep)
+        return (y if here == whole else y * (here / whole),)
 
     def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
         return True
@@ -54,7 +63,7 @@ class Reduce(Operation):
         if self.how == "mean":
             dy = dy / prod(self.shape[d] for d in self.over)
         dy = dy.reshape([1 if d in self.over else n for d, n in enumerate(shape)])
-        return (dy * (2 * kept[0]) if self.how == "squares" else dy.expand(shape),)
+        return ((2 * dy * kept[0]).to(kept[0].dtype) if self.how == "squares" else dy.expand(shape),)
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         (y,) = operands

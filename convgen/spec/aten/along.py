@@ -122,17 +122,17 @@ def vector_norm(reader: Reader, call: Call) -> bool:
         reader.elementwise("abs", (Ref(x.name),), size)
         reader.add(Reduce("sum", x.shape, over, kept), [size], [y.name])
         return True
-    total = reader.made(f"{y.name}_squares", y.shape, x.dtype)
+    total = reader.made(f"{y.name}_squares", y.shape, wide_of(x))
     reader.add(Reduce("squares", x.shape, over, kept), [x], [total.name])
     root(reader, total, y)
     return True
 
 
 def root(reader: Reader, x: Tensor, y: Tensor) -> None:
-    """The square root, with gradient 0 at 0, as in norms."""
+    """The square root in x's type, then in y's, with gradient 0 at 0, as in norms."""
     from convgen.operations.pointwise import Pointwise
 
-    reader.add(Pointwise("root", x.shape, (x.shape,)), [x], [y.name])
+    reader.add_in(x.dtype, Pointwise("root", x.shape, (x.shape,)), [x], [y.name])
 
 
 @knows("renorm")
