@@ -315,6 +315,25 @@ def test_means_and_norms_that_float16_has_are_numbers() -> None:
         assert errors.outputs <= 4e-3 and not errors.volume, f"{grid}: {errors}"
 
 
+@pytest.mark.parametrize(
+    ("function", "whole"),
+    [
+        (lambda x: F.avg_pool2d(x, 3, 2, 1), ["avg_pool2d"]),
+        (lambda x: F.max_pool2d(x, (3, 2), (2, 1), 1), []),
+        (lambda x: F.max_pool2d(x.int(), (4, 2), 1, (2, 1)), []),
+        (lambda x: F.interpolate(x.abs().to(torch.uint8), scale_factor=2, mode="bilinear"), ["upsample_bilinear2d"]),
+    ],
+)
+def test_integers_are_pooled_and_interpolated_as_torch_does(function: Any, whole: list[str]) -> None:
+    """Some are cut off or rounded between, which no row says; padding is none of the numbers."""
+    given = imported(Family(function), (9 * random_input(SHAPE)).long() - 20)
+    truth, found = truth_of(given), describe(given.graph.at(3))
+    assert [given.graph.calls[n].op.partition(".")[0] for n in found.whole] == whole
+    for grid in (*GRIDS, {"N": 4}):
+        errors = check(given, grid, truth=truth)
+        assert errors.outputs == 0 and not errors.volume, f"{grid}: {errors}"
+
+
 # ---------------------------------------------------------------- what is drawn
 SEED = torch.tensor([5, 0])
 

@@ -49,7 +49,12 @@ class MaxPool(Operation):
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         pool = (torch.max_pool1d, torch.max_pool2d, torch.max_pool3d)[len(self.taps) - 1]
         read, settings = self._how(at)
-        return (pool(fit(operands[0], at.inside[0], read, -inf), *settings),)
+        return (pool(self._filled(at, operands[0], read), *settings),)
+
+    def _filled(self, at: At, x: Any, read: list[Interval]) -> Any:
+        """The rows that ATen gets; in those that don't exist the least number of x's type."""
+        least = -inf if x.is_floating_point() else torch.iinfo(x.dtype).min
+        return fit(x, at.inside[0], read, least)
 
     def _how(self, at: At) -> tuple[list[Interval], list[list[int]]]:
         """The rows that ATen gets, and its kernel, stride, padding and dilation."""
@@ -65,7 +70,7 @@ class MaxPool(Operation):
     def kept(self, way: int, at: At, wanted: Sequence[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """The result, and instead of x only the places of the largest."""
         read, settings = self._how(at)
-        x = fit(operands[0], at.inside[0], read, -inf)
+        x = self._filled(at, operands[0], read)
         if len(self.taps) == 1:
             y, places = torch.ops.aten.max_pool2d_with_indices(x.unsqueeze(-2), *_of_one_row(settings))
             return (y.squeeze(-2),), (places,)

@@ -70,10 +70,10 @@ def _places(reader: Reader, call: Call, integers: tuple[int, ...]) -> bool:
 @knows("avg_pool1d", "avg_pool2d", "avg_pool3d")
 @one_sample
 def avg_pool(reader: Reader, call: Call) -> bool:
-    """avg_pool(x, kernel, stride, padding, ceil_mode, count_include_pad, divisor)."""
+    """avg_pool(x, kernel, stride, padding, ceil_mode, count_include_pad, divisor), of floats."""
     x, (result,) = reader.of(call.args[0]), call.results
     n = int(call.op[8])
-    if result is None or len(x.shape) != n + 2:
+    if result is None or len(x.shape) != n + 2 or not x.floats:  # of integers ATen cuts means off
         return False
     _, kernel, stride, padding, ceil_mode, include, *divisor = call.args
     kernels = many(kernel, n)
@@ -123,6 +123,8 @@ def upsample(reader: Reader, call: Call) -> bool:
     base, _, kind = call.op.partition(".")
     rest = list(call.args[2:])
     nearest = "nearest" in base
+    if not (nearest or x.floats):
+        return False  # of integers ATen rounds weights and sums
     corners = False if nearest else bool(rest.pop(0))
     n = len(y.shape) - 2
     given = rest[0] if kind == "vec" and isinstance(rest[0], tuple) else tuple(rest) if kind != "vec" else ()
