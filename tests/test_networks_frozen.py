@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from networks_on_ranks import check, imported, package
 from sampling import cases_of
 from torch import Tensor, nn
@@ -87,7 +88,8 @@ class Measured(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         y = self.conv(x)
-        return y.square().mean(), (y > 0).double().mean(), y.detach().sum((2, 3)), self.still(x.detach()), y.argmax(1)
+        still = y.detach().sum((2, 3)), self.still(x.detach()), y.argmax(1)
+        return y.square().mean(), (y > 0).double().mean(), *still, F.adaptive_max_pool2d(y, 3)
 
 
 @pytest.mark.parametrize("grid", GRIDS)
@@ -95,6 +97,23 @@ def test_what_has_no_gradient_says_so(grid: dict[str, int]) -> None:
     """`requires_grad` of each output is the module's, as `check` compares."""
     found = check(imported(Measured().double(), torch.randn(4, 3, 8, 8, dtype=torch.float64)), grid)
     assert found.right, found
+
+
+def test_backward_of_one_output_leaves_the_others_steps() -> None:
+    """Also those that read what backward fetches of forward's values, as the places of maxima."""
+    module, x = Measured().double(), torch.randn(4, 3, 8, 8, dtype=torch.float64)
+    module(x)[0].backward()
+    with package(compile_network(imported(module, x).graph, Grid((("H", 2),))).package().files) as net:
+
+        def program(end: Any) -> None:
+            mesh = net.init_mesh("cpu", transport=end)
+            model = net.Network(mesh)
+            model.load_full(module.state_dict())
+            model(net.scatter("x", x, mesh))[0].backward()
+            for name, gradient in model.full_gradients().items():
+                assert torch.allclose(gradient, module.get_parameter(name).grad), name
+
+        World(2).run(program)
 
 
 def test_what_is_frozen_is_true_or_false(tmp_path: Path) -> None:

@@ -178,10 +178,10 @@ class Linked:
         there, again = set(dys), set[str]()
         flying: dict[str, Flags] = {}
         reached: list[tuple[Line, Flags]] = []
-        gradients = {n for line in self.backward_lines if not line.again for n in line.makes} | {
-            of for _, of in self.steps.outputs.values()
-        }
+        gradients = {of for _, of in self.steps.outputs.values()}
         for line in self.backward_lines:
+            if not gradients.isdisjoint(line.reads):  # what is fetched of forward's values is no gradient
+                gradients |= {*line.makes}
             reads = tuple([n in there or n in again or n not in gradients for n in line.reads])
             of_gradients = [n in there for n in line.reads if n in gradients and n not in again]
             if line.again:
