@@ -106,7 +106,7 @@ def multiplied(x: Tensor, head: nn.Module, bilinear: nn.Module) -> Outputs:
         torch.addmm(rows[0, :1], rows[0].T, rows[1], beta=3, alpha=2),
         torch.baddbmm(square[:, 0], rows.mT, x[:, 2], alpha=0.5), torch.einsum("nchw,ncij->nhwij", x[:, :2], x[:, :2]),
         torch.einsum("...hw,cw->...c", x, rows[0]), torch.einsum("nchw->hc", x), torch.outer(x[0, 0, 0], x[0, 0, :, 0]),
-        torch.einsum("nchw,nchw->", x, x), weighted(x, bilinear),
+        torch.einsum("nchw,nchw->", x, x), weighted(x, bilinear), F.linear(x, rows[0], rows[0, 0, :1]),
     )  # fmt: skip
 
 

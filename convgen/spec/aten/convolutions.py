@@ -120,4 +120,7 @@ def with_bias(reader: Reader, call: Call, operation: object, reads: Sequence[Ten
     summed = reader.made(f"{y.name}_sum", y.shape, y.dtype)
     reader.add(operation, reads, [summed.name])  # type: ignore[arg-type]
     vector = reader.of(b)
+    if vector.shape != (y.shape[d],):  # a linear layer's may be anything that broadcasts
+        reader.elementwise("add.Tensor", (Ref(summed.name), b, 1), y)
+        return
     reader.add_in(promoted(summed, vector), bias(y.shape, d), [summed, vector], [y.name])
