@@ -186,6 +186,36 @@ def test_gradients_have_memory_of_their_own(kind: str) -> None:
         World(Grid(tuple(grid.items())).ranks).run(program)
 
 
+class Offset(nn.Module):
+    """A parameter whose gradient is that of the result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.offset = nn.Parameter(torch.randn(2, 4, 6, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * x + self.offset
+
+
+@pytest.mark.parametrize("kind", ["dtensors", "blocks"])
+def test_the_gradient_of_a_result_stays_as_it_is(kind: str) -> None:
+    """Added to twice, a gradient that were the given one would change it for the third pass."""
+    given = imported(Offset().double(), random_input((2, 4, 6, 8)))
+    with package(compile_network(given.graph, Grid((("H", 2),))).package().files) as net:
+
+        def program(end: Any) -> None:
+            mesh = net.init_mesh("cpu", transport=end)
+            model = net.Network(mesh, parameters=kind)
+            x = net.scatter("x", given.inputs[0], mesh)
+            dy = torch.ones_like(x)
+            for _ in range(3):
+                model(x).backward(dy)
+            assert torch.equal(dy, torch.ones_like(x))
+            assert torch.equal(model.offset.grad.to_local(), 3 * dy)
+
+        World(2).run(program)
+
+
 class Named(nn.Module):
     """Modules called as what lies between the rows of others."""
 

@@ -28,7 +28,7 @@ NETWORK_PARTS: tuple[str, ...] = (
     "recent", "travel", "tf32", "convolved", "splits", "lanes", "copies", "pieces", "chunks", "rows", "at_hand",
     "nodes", "on_mesh", "listing", "last_steps", "norms", "norm_kernels", "group_norms", "chained", "checkpoints",
     "local_code", "biases", "surrounded", "handed_on", "buckets", "step_functions", "actions", "taken_steps", "linked",
-    "region", "net", "foreseen", "kernels_ahead", "any_size", "inside", "scopes", "entered", "whole_state", "steps",
+    "inside", "region", "net", "foreseen", "kernels_ahead", "any_size", "scopes", "entered", "whole_state", "steps",
     "network",
 )  # fmt: skip
 

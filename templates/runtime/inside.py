@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect, insort
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ from torch.distributed.tensor import DTensor
 
 from .blocks import Around, Block, Function
 from .checks import refuse_vmap
+
+Span = tuple[int, int]
 
 
 class InsideAll(Function):
@@ -35,8 +38,6 @@ class InsideAll(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
         gradients = gradients[:-1]  # the link has none
-        if not torch.is_grad_enabled():
-            gradients = own_memory(gradients)
         around = Around.apply if torch.is_grad_enabled() else Around.forward
         pairs = zip(gradients, ctx.places, strict=True)
         return None, *[g if g is None or p is None else around(g, p) for g, p in pairs]
@@ -46,17 +47,38 @@ class InsideAll(Function):
         refuse_vmap(name)
 
 
-def own_memory(gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+def own_memory(gradients: Sequence[Tensor | None], given: Sequence[Tensor | None] = ()) -> list[Tensor | None]:
     """The gradients, each in memory of its own, as leaves of plain tensors get them. Two parameters may get one tensor
-    here: the DTensors or Blocks around it hide from autograd that it is shared, so it is copied."""
+    here, or parts of one, or that of an output's gradient: the DTensors or Blocks around it hide from autograd that it
+    is shared, so it is copied.
+
+    Args:
+        given: other tensors, whose memory is taken, too.
+    """
+    others = [_span(t) for t in given if t is not None and t.numel()]
     found: list[Tensor | None] = []
-    seen: set[int] = set()
+    taken: list[Span] = []  # rising; no two of them meet
     for g in gradients:
         if g is not None and g.numel():
             spread = not g.is_contiguous() and any(s == 0 and n > 1 for s, n in zip(g.stride(), g.shape, strict=True))
-            if spread or (where := g.data_ptr()) in seen:
+            span = _span(g)
+            i = bisect(taken, span)
+            if spread or any(_meet(span, one) for one in (*taken[max(0, i - 1) : i + 1], *others)):
                 g = g.clone(memory_format=torch.contiguous_format)
-                where = g.data_ptr()
-            seen.add(where)
+                span = _span(g)
+            insort(taken, span)
         found.append(g)
-    return tuple(found)
+    return found
+
+
+def _span(tensor: Tensor) -> Span:
+    """The addresses between which a tensor's elements lie."""
+    start = tensor.data_ptr()
+    if tensor.is_contiguous():
+        return start, start + tensor.nbytes
+    last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return start, start + (last + 1) * tensor.itemsize
+
+
+def _meet(a: Span, b: Span) -> bool:
+    return a[0] < b[1] and b[0] < a[1]

@@ -20,6 +20,7 @@ from convgen.operations.rimmed import Rimmed
 from .actions import keeps_graph
 from .blocks import Function, Unmapped
 from .checks import refuse_vmap
+from .inside import own_memory
 from .linked import Forward, Linked, execute, execute_noted
 from .travel import dense
 
@@ -82,13 +83,14 @@ def _through_steps(
     kept.clear()
     for n, dy in zip(code.given, dys, strict=True):
         slots[n] = None if dy is None else dense(dy)
-    del dys
     ctx = call.linked.ctx
     with torch.no_grad(), torch.autocast(ctx.device, enabled=False), ctx.net.products:
         execute(code.codes, slots)
     found = [slots[code.found[n]] if n in code.found else None for n in call.names]
     if torch.is_grad_enabled():
         found = [g if g is None else Once.apply(link, g, call.linked.ctx.name) for g in found]
+    else:
+        found = own_memory(found, dys)
     return [*found, None]
 
 
