@@ -42,6 +42,35 @@ def test_new_values_when_the_old_ones_were_read(grid: dict[str, int]) -> None:
     assert found.right, found
 
 
+class WantsOld(nn.Module):
+    """Wants old values behind new ones: as outputs, by views that it has made before, and for gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+        self.register_buffer("scale", torch.randn(4))
+        self.register_buffer("mean", torch.randn(4))
+        self.register_buffer("square", torch.randn(5, 5))
+        self.register_buffer("count", torch.randn(2))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        mean, padded = self.mean.view(1, 4, 1, 1), nn.functional.pad(self.count, (0, 0))
+        y = self.conv(x) * self.scale.clone().view(1, 4, 1, 1)
+        new = 0.9 * self.mean + 0.1 * y.mean((0, 2, 3)).detach()
+        z = y - mean
+        self.mean.copy_(new)
+        self.scale.mul_(0.9)
+        self.square.copy_(self.square.t().clone())
+        self.count.add_(1)
+        return z, padded
+
+
+@pytest.mark.parametrize("grid", [{"N": 2, "C": 2}, {"H": 2, "W": 2}])
+def test_old_values_that_are_wanted_once_there_are_new_ones(grid: dict[str, int]) -> None:
+    found = check(imported(WantsOld(), torch.randn(2, 3, 6, 5)), grid, steps=2)
+    assert found.right, found
+
+
 @pytest.mark.parametrize("grid", [{"N": 2, "C": 2}, {"H": 3}])
 def test_running_statistics_of_instance_norms(grid: dict[str, int]) -> None:
     module = nn.Sequential(

@@ -38,7 +38,7 @@ from convgen.spec.exported_sides import Side, needless
 from convgen.spec.exported_state import GIVEN, State, as_pairs, dtype_name, modules_of, state_of
 from convgen.spec.exported_trial import least_sizes
 from convgen.spec.exported_types import Asks, Compared, PartedError, asking
-from convgen.spec.exported_updates import late_updates
+from convgen.spec.exported_updates import in_order
 from convgen.spec.exported_walk import FixedError, Found, Walk
 from convgen.spec.extents import LETTERS, Condition
 from convgen.spec.graph import LOW, Graph, Value, refs
@@ -321,7 +321,7 @@ class _Made:
         )
         state = (*self.state.parameters, *self.state.buffers)
         given = (_value(k, v, walk) for k, v in (inputs | constants).items())
-        found, updates = late_updates(found, updates, (*given, *state))
+        found, updates, outputs = in_order(found, updates, outputs, (*given, *state), smooth)
         whole: Any = self.module
         leaves = [path for path, one in whole.named_modules() if not any(True for _ in one.children())]
         calls = [(one.call, one.visit) for one in found]

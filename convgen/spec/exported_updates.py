@@ -4,9 +4,75 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
+from convgen.late import torch
 from convgen.spec.exported_walk import Found
 from convgen.spec.graph import Call, Ref, Value, refs
+from convgen.spec.graph_edit import BATCH_NORM, renamed
+
+# Operators whose results rows may make by views, beside those of which ATen says that they are views.
+HAND_ON = frozenset(
+    {
+        "_to_copy", "_unsafe_view", "clone", "constant_pad_nd", "copy", "expand_copy", "flip", "pad", "repeat", "tile",
+    }
+)  # fmt: skip
+
+
+def in_order(
+    found: Sequence[Found],
+    updates: Mapping[str, str],
+    outputs: Mapping[str, str],
+    given: Sequence[Value],
+    smooth: set[str],
+) -> tuple[list[Found], dict[str, str], dict[str, str]]:
+    """The calls, updates and outputs, with copies of buffers' old values at the beginning, and of new values at the
+    end, so that nobody who wants an old value finds the new one in its place.
+
+    Args:
+        updates: by buffer, the value that it becomes; outputs: by name, the value.
+        given: inputs, parameters, buffers and constants.
+        smooth: names of values that gradients reach.
+    """
+    values = {v.name: v for v in given}
+    while True:
+        calls, renewed = late_updates(found, updates, given)
+        name = next((b for b in updates if _is_wanted(b, renewed[b], calls, outputs, smooth)), None)
+        if name is None:
+            return calls, renewed, dict(outputs)
+        copy = replace(values[name], name=f"%old {name}")
+
+        def old(n: str, name: str = name, copy: Value = copy) -> str:
+            return copy.name if n == name else n
+
+        first = Found(Call(op="clone", args=(Ref(name), None), results=(copy,), module="", kind=""), "")
+        rest = [one if one.call.op == BATCH_NORM else replace(one, call=renamed(one.call, old)) for one in found]
+        found = [first, *rest]
+        updates, outputs = ({n: old(v) for n, v in pairs.items()} for pairs in (updates, outputs))
+
+
+def _is_wanted(buffer: str, value: str, found: Sequence[Found], outputs: Mapping[str, str], smooth: set[str]) -> bool:
+    """Whether a buffer's old value, or what lies in its memory, is an output or the new value, or is read once that is
+    made, or where gradients are made of what is read."""
+    lies, is_made = {buffer}, False
+    for call in (one.call for one in found):
+        results = {v.name for v in call.results if v is not None}
+        if call.op != BATCH_NORM and not lies.isdisjoint(name for arg in call.args for name in refs(arg)):
+            is_copy = any(name.startswith(("%old ", "%copy of ")) for name in results)
+            hands_on = _hands_on(call)
+            if (is_made and not is_copy) or not (hands_on or smooth.isdisjoint(results)):
+                return True
+            lies |= results if hands_on and not is_copy else set()
+        is_made |= value in results
+    return not lies.isdisjoint((value, *outputs.values()))
+
+
+def _hands_on(call: Call) -> bool:
+    """Whether a call's results may lie in the memory of an operand."""
+    packet, _, overload = call.op.partition(".")
+    operator: Any = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+    says = operator is not None and any(r.alias_info is not None for r in operator._schema.returns)
+    return says or packet in HAND_ON
 
 
 def late_updates(
