@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 from small_networks import exported, seeded
 from torch import Tensor, nn, randn
@@ -134,6 +135,33 @@ def test_sums_that_go_by_chunks_are_computed_again() -> None:
     waits = {n for s in steps.backward if s.kind == "wait_chunk" and s.again for n in s.makes}
     assert joins[1][0].again and len(joins[1][0].reads) == 4 and waits.issuperset(joins[1][0].reads)
     report = check_network(one, tensors)
+    assert report.ok, report_text(report)
+
+
+class Gated(nn.Module):
+    """A block whose channels are let through by a buffer, which changes then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 3, 3, padding=1)
+        self.register_buffer("level", torch.tensor([0.5, -0.5, 1.5, 2.5]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate = (self.level > 0).to(x.dtype)
+        y = self.two(self.one(x) * gate[:, None, None]).relu()
+        self.level.sub_(1)
+        return y
+
+
+def made_gated() -> tuple[nn.Module, Tensor]:
+    seeded()
+    return nn.Sequential(Gated(), Gated()).double(), randn(2, 3, 6, 7).double()
+
+
+def test_what_reads_a_buffer_that_changes() -> None:
+    """The second time it reads what the first time has read."""
+    graph, tensors = exported(made_gated)
+    report = check_network(compile_network(graph, Grid((("H", 2),)), again=("0", "1")), tensors)
     assert report.ok, report_text(report)
 
 

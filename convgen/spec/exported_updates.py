@@ -34,10 +34,13 @@ def in_order(
         given: inputs, parameters, buffers and constants.
         smooth: names of values that gradients reach.
     """
-    values = {v.name: v for v in given}
+    values, leads = {v.name: v for v in given}, set(smooth)
+    for one in reversed(found):
+        if not leads.isdisjoint(v.name for v in one.call.results if v is not None):
+            leads.update(name for arg in one.call.args for name in refs(arg))
     while True:
         calls, renewed = late_updates(found, updates, given)
-        name = next((b for b in updates if _is_wanted(b, renewed[b], calls, outputs, smooth)), None)
+        name = next((b for b in updates if _is_wanted(b, renewed[b], calls, outputs, leads)), None)
         if name is None:
             return calls, renewed, dict(outputs)
         copy = replace(values[name], name=f"%old {name}")
@@ -51,16 +54,20 @@ def in_order(
         updates, outputs = ({n: old(v) for n, v in pairs.items()} for pairs in (updates, outputs))
 
 
-def _is_wanted(buffer: str, value: str, found: Sequence[Found], outputs: Mapping[str, str], smooth: set[str]) -> bool:
+def _is_wanted(buffer: str, value: str, found: Sequence[Found], outputs: Mapping[str, str], leads: set[str]) -> bool:
     """Whether a buffer's old value, or what lies in its memory, is an output or the new value, or is read once that is
-    made, or where gradients are made of what is read."""
+    made, or for what gradients reach: backward may read it, or compute again what is made of it.
+
+    Args:
+        leads: names of values of which others are made that gradients reach, these included.
+    """
     lies, is_made = {buffer}, False
     for call in (one.call for one in found):
         results = {v.name for v in call.results if v is not None}
         if call.op != BATCH_NORM and not lies.isdisjoint(name for arg in call.args for name in refs(arg)):
             is_copy = any(name.startswith(("%old ", "%copy of ")) for name in results)
             hands_on = _hands_on(call)
-            if (is_made and not is_copy) or not (hands_on or smooth.isdisjoint(results)):
+            if (is_made and not is_copy) or not (hands_on or leads.isdisjoint(results)):
                 return True
             lies |= results if hands_on and not is_copy else set()
         is_made |= value in results
