@@ -202,6 +202,8 @@ def test_what_a_network_cant_run_with_is_refused(kind: str, packages: Path) -> N
         refused("conv1.weight can't be deleted: what", lambda m: parametrizations.weight_norm(m.conv1))
         refused("this rank's block of x has shape", lambda m: m(X))
         refused("takes x, got 2 tensors", lambda m: m(x, x), TypeError)
+        held = net.Network(mesh, parameters=kind).conv1.weight
+        refused(r"x is to be this rank's block, a dense tensor, got a (DTensor|Block)", lambda m: m(held), TypeError)
         refused(r"x is on meta, and the network on cpu; x.to\('cpu'\)", lambda m: m(x.to("meta")))
         refused(r"is for cpu, and its parameters are on meta; model.to\('cpu'\)", lambda m: m.to("meta")(x))
         refused("missing fc.bias", lambda m: m.load_full({n: t for n, t in state.items() if n != "fc.bias"}), KeyError)
@@ -214,6 +216,19 @@ def test_what_a_network_cant_run_with_is_refused(kind: str, packages: Path) -> N
             assert torch.equal(before, model.conv1.weight.to_local())  # nothing of it is taken
 
         wrong(net.Network(mesh, parameters=kind))
+        for as_it_was in (x.detach(), x.clone().requires_grad_()):
+            model = net.Network(mesh, parameters=kind)
+            model.layer2.bn1.requires_grad_(False)
+            y = whole(net, mesh, model(as_it_was))
+            with torch.no_grad():
+                model.fc.bias.add_(1)  # nobody reads it
+            loss_of(y, LABELS).backward(retain_graph=True)
+            with torch.no_grad():
+                model.fc.weight.add_(1)
+                model.layer2.bn1.weight.add_(1)
+            two = r"backward reads (fc.weight|layer2.*), (fc.weight|layer2.*), changed in place since the forward pass"
+            with pytest.raises(RuntimeError, match=two):
+                loss_of(y, LABELS).backward()
 
     on_ranks(net, program)
 

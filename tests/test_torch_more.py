@@ -220,6 +220,28 @@ def test_gradients_add_up_and_are_clipped_by_value(kind: str) -> None:
     on_processes(program, 4)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_weight_that_has_changed_since_is_refused(kind: str) -> None:
+    """As torch does of plain tensors; a bias, which no gradient reads, may change."""
+    m = CASE.module
+    x, dy = x_and_dy(CASE)
+
+    def program(rank: int) -> None:
+        mesh = m.init_mesh("cpu")
+        ours, own = m.Conv(mesh, parameters=kind), m.scatter("x", x, mesh).requires_grad_()
+        y, of_w = ours(own), ours(own.detach())
+        with torch.no_grad():
+            ours.bias.add_(1)
+        y.backward(m.scatter("dy", dy, mesh), retain_graph=True)
+        with torch.no_grad():
+            ours.weight.add_(1)
+        of_w.backward(m.scatter("dy", dy, mesh))
+        with pytest.raises(RuntimeError, match="backward reads w, changed in place since the forward pass"):
+            y.backward(m.scatter("dy", dy, mesh))
+
+    on_processes(program, 4)
+
+
 @pytest.mark.filterwarnings("ignore:DTensor random operators:UserWarning")  # spectral_norm's
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_changes_a_weight_on_its_way_is_refused(kind: str) -> None:

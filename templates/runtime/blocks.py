@@ -39,6 +39,8 @@ class Held(NamedTuple):
 
 DATA: Any = torch.Tensor.data  # its getter and setter
 DETACH: Any = torch.ops.aten.detach.default
+# Words for what autograd doesn't see: a DTensor or a Block counts its changes, and not the block that it holds.
+CHANGED = "backward reads {}, changed in place since the forward pass: let optimizers step behind backward()"
 
 
 class Block(torch.Tensor):

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
+from .blocks import Block
 from .envelope import enter, unsent
 from .here import Here
 from .layout import Layout
@@ -108,6 +110,11 @@ def unlike_dense(value: object) -> str:
     if value.is_nested:
         return "a nested one"
     return "" if value.layout == torch.strided else f"one of layout {value.layout}"
+
+
+def unlike_block(value: object) -> str:
+    """The same of what is to be a plain block: a DTensor or a Block is none."""
+    return unlike_dense(value) or (f"a {type(value).__name__}" if isinstance(value, (Block, DTensor)) else "")
 
 
 def refuse_vmap(name: str) -> None:

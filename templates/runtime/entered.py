@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from .any_size import AnySize, low_of
 from .blocks import Block, fits_ddp
-from .checks import unlike_dense
+from .checks import unlike_block
 from .envelope import enter, sampled
 from .handed_on import Boxes
 from .net import Extents
@@ -183,7 +183,7 @@ class Entered(AnySize, Known):
             yield TypeError(f"{net.name}: takes {', '.join(self._inputs)}, got {len(given)} tensors")
             return
         for name, value, kind in zip(self._inputs, given, self._types, strict=True):
-            if got := unlike_dense(value):
+            if got := unlike_block(value):
                 yield TypeError(f"{net.name}: {name} is to be this rank's block, a dense tensor, got {got}")
                 return
             other = value.is_floating_point() != getattr(torch, kind).is_floating_point

@@ -98,6 +98,7 @@ class Linked:
     Attributes:
         outputs: the outputs' slots, by name.
         handed_on: the outputs that are given with such boxes; the others are blocks.
+        read_in_place: by what wants gradients, the parameters and buffers that backward reads where they lie.
     """
 
     def __init__(
@@ -124,6 +125,7 @@ class Linked:
         self.sums = self._sums() if ctx.mixes else {}
         self._forwards: dict[Any, tuple[Forward, list[str], dict[str, Flags]]] = {}
         self._backwards: dict[Any, Backward] = {}
+        self.read_in_place: dict[tuple[str, ...], list[str]] = {}
 
     def _hand_on(self, lines: list[Line], wide: Sequence[str], around: Mapping[str, Boxes]) -> tuple[str, ...]:
         """Add steps that make outputs with the rows around them, each as early as it can run; the outputs so made."""

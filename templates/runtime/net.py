@@ -21,7 +21,7 @@ from convgen.operations.views import MANY
 
 from .actions import Actions
 from .blocks import Function
-from .checks import as_count, refuse_tangent, refuse_vmap, unlike_dense
+from .checks import as_count, refuse_tangent, refuse_vmap, unlike_block
 from .conversions import all_gather
 from .copies import compare_copies, compares
 from .envelope import code_of, enter
@@ -270,7 +270,7 @@ class Net(OnGrid, Plain):
         refuse_vmap(self.name)
         known, count = self._known(name), self.opened(batch, sizes)
         layout = self.split(known, count)
-        if got := unlike_dense(value) or "one on meta" * value.is_meta:
+        if got := unlike_block(value) or "one on meta" * value.is_meta:
             raise TypeError(f"{self.name}: {name} is to be this rank's block, a dense tensor, got {got}")
         refuse_tangent(self.name, value)
         if tuple(value.shape) != (wanted := here.shape(layout)):

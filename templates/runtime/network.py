@@ -303,7 +303,7 @@ class NetworkModule(WholeState):
             surrounded = slots[f"{name}{HALO}"] = slots[name]
             if name in linked.forward(names).given:
                 slots[name] = taken_from(surrounded, box, here.held(net.split(name, count)))
-        call = Called(linked, names, own, slots, nans)
+        call = Called(linked, names, own, slots, nans, known)
         made = self._as_given(run_steps(call, tensors))
         if nans is not None:
             refuse_nans(here, "".join(nans))

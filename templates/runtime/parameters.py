@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from .blocks import DATA, Block, Held, Inside, fits_ddp
+from .blocks import CHANGED, DATA, Block, Held, Inside, fits_ddp
 from .checks import as_count, check, layout_text, refuse_forward_mode, unlike_dense
 from .envelope import enter
 from .gradients import ConvolutionFunction
@@ -200,6 +200,18 @@ def told_to_all(make: Callable[[], Any], layer: Layer, key: str, batch: int, ent
         raise
 
 
+def refuse_changed(layer: Layer, read: dict[str, Any], node: Any) -> None:
+    """Let a node of autograd's graph refuse to make gradients once an operand that it reads is changed in place."""
+    versions = {name: t._version for name, t in read.items() if not t.is_inference()}
+
+    def check(_: Any) -> None:
+        if changed := [name for name, version in versions.items() if read[name]._version != version]:
+            raise RuntimeError(f"{layer.name}: {CHANGED.format(', '.join(changed))}, or call the layer again")
+
+    if versions:
+        node.register_prehook(check)
+
+
 def convolve(layer: Layer, x: Any, w: Any, bias: Any, mesh: DeviceMesh, key: str, batch: int) -> Any:
     """Layer.conv, and ConvModule's forward."""
     if torch.compiler._is_exporting_flag:  # is_exporting() is true under torch.compile of torch 2.11
@@ -223,6 +235,7 @@ def convolve(layer: Layer, x: Any, w: Any, bias: Any, mesh: DeviceMesh, key: str
         found = [None if t is None else dense_block(layer, name, t, mesh, key, count) for name, t in given]
         return [*found, count]
 
+    outer = {n: t for n, t in (("x", x), ("w", w)) if isinstance(t, (Block, DTensor))}
     x, w, bias, batch = told_to_all(blocks, layer, key, batch, "conv")
     if torch.is_autocast_enabled(layer.device):
         x, w, bias = (t.to(layer.dtype) if t is not None and t.dtype != torch.float64 else t for t in (x, w, bias))
@@ -231,4 +244,6 @@ def convolve(layer: Layer, x: Any, w: Any, bias: Any, mesh: DeviceMesh, key: str
     else:
         made = ConvolutionFunction.apply(x, w, bias, layer, key, batch)
     y = made[0] if layer.ops.held else made
+    if outer and not torch.compiler.is_compiling() and y.grad_fn is not None:
+        refuse_changed(layer, {n: t for n, t in outer.items() if (w if n == "x" else x).requires_grad}, y.grad_fn)
     return as_dtensor(y, "y", mesh, batch, layer) if whole else y

@@ -18,11 +18,14 @@ from torch import Tensor
 from convgen.operations.rimmed import Rimmed
 
 from .actions import keeps_graph
-from .blocks import Function, Unmapped
+from .blocks import CHANGED, Function, Unmapped
+from .checkpoints import is_kept_elsewhere
 from .checks import refuse_vmap
 from .inside import own_memory
 from .linked import Forward, Linked, execute, execute_noted
 from .travel import dense
+
+Watched = tuple[str, Any, int]  # a parameter or a buffer: its name, itself, and its version
 
 
 class Called:
@@ -32,6 +35,7 @@ class Called:
         names: the tensors that want gradients; `slots`: their slots; `others`: by slot, the other tensors that are
             given.
         nans: a list that takes the words for the first row that makes a NaN; None where nobody looks for NaNs.
+        stored: parameters and buffers, by name.
 
     Attributes:
         kept: what backward reads, without its tensors, which autograd keeps.
@@ -39,10 +43,11 @@ class Called:
 
     def __init__(
         self, linked: Linked, names: tuple[str, ...], slots: tuple[str, ...], others: Mapping[str, Tensor],
-        nans: list[str] | None,
+        nans: list[str] | None, stored: Mapping[str, Any],
     ) -> None:  # fmt: skip
         self.linked, self.names, self.slots, self.others, self.nans = linked, names, slots, others, nans
         self.kept: list[Any] = []
+        self.stored = stored
 
     def run(self, tensors: Sequence[Tensor]) -> tuple[list[Any], list[Any]]:
         """Run forward; the outputs, and what backward reads."""
@@ -58,6 +63,31 @@ class Called:
             else:
                 execute(forward.codes, slots)
         return [slots[n] for n in forward.outputs], [slots[n] for n in forward.kept]
+
+    def watched(self, tensors: Sequence[Tensor], kept: Sequence[Tensor]) -> list[Watched]:
+        """The parameters and buffers that backward reads where they lie, as they are now. Changes in place of a DTensor
+        or a Block are counted there, and not in the block that it holds, which is what autograd keeps.
+
+        Args:
+            kept: the tensors that backward reads.
+        """
+        if is_kept_elsewhere():
+            return []
+        known = self.linked.read_in_place
+        if self.names not in known:
+            there = {t.untyped_storage()._cdata for t in kept}
+            given = {**self.others, **dict(zip(self.slots, tensors, strict=True))}
+            blocks = {n: given[f"[{n}]"] for n in self.stored if f"[{n}]" in given}
+            known[self.names] = [n for n, t in blocks.items() if t.untyped_storage()._cdata in there]
+        found = ((n, self.stored[n]) for n in known[self.names])
+        return [(n, t, t._version) for n, t in found if not t.is_inference()]
+
+    def refuse_changed(self, watched: Sequence[Watched]) -> None:
+        """Refuse to make gradients of values that are there no more."""
+        if changed := [name for name, t, version in watched if t._version != version]:
+            raise RuntimeError(
+                f"{self.linked.ctx.name}: {CHANGED.format(', '.join(changed))}, or call the network again"
+            )
 
 
 def run_steps(call: Called, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -105,6 +135,7 @@ class Region(Unmapped):
         ctx.shape = [_flattened(value, flat) for value in kept]
         ctx.save_for_backward(*flat)
         ctx.set_materialize_grads(False)
+        ctx.watched, call.stored = call.watched(tensors[:-1], flat), {}
         own, made = {id(t) for t in (*tensors, *call.others.values())}, list[Tensor]()
         call.others = {}  # backward's share of them is in what is kept
         for t in outputs:  # an input that is an output, or an output twice, is one more tensor to autograd
@@ -122,6 +153,7 @@ class Region(Unmapped):
         kept = [_unflattened(one, saved) for one in ctx.shape]
         del saved
         asked = ctx.needs_input_grad[1:]
+        ctx.call.refuse_changed(ctx.watched)
         if not keeps_graph():
             ctx.maybe_clear_saved_tensors()
             ctx.shape = []
