@@ -12,6 +12,7 @@ from sampling import draws
 
 from convgen.plan.exact.bounded import DoesNotFit, solve
 from convgen.plan.exact.eliminate import Elimination, Factor, Problem
+from convgen.plan.exact.longest_path import Vertex, longest
 
 
 def some_problem(rng: random.Random) -> Problem:
@@ -71,3 +72,32 @@ def test_within_a_budget_is_brute_force(scale: int) -> None:
         assert found.memory <= budget * scale
         how[found.how] += 1
     assert min(how[way] for way in ("elimination", "Lagrange", "HiGHS", "nothing")) >= 7
+
+
+def some_layers(rng: random.Random) -> list[Vertex]:
+    count = rng.randint(1, 8)
+    reads = [rng.sample(range(k), rng.randint(0, min(k, 2))) for k in range(count)]
+    return [Vertex(tuple(before), frozenset(), rng.randint(0, 9)) for before in reads]
+
+
+def paths_to(vertices: list[Vertex], k: int) -> list[list[int]]:
+    before = vertices[k].before
+    return [[*path, k] for b in before for path in paths_to(vertices, b)] if before else [[k]]
+
+
+def test_longest_paths_are_those_of_the_papers_heuristic() -> None:
+    """[SP] V-C: first the most seconds from beginning to end; then the fewest layers that are laid out, and of these
+    paths the most seconds."""
+    rng = random.Random(3)
+    for _ in range(draws(200)):
+        layers = some_layers(rng)
+        read = {b for layer in layers for b in layer.before}
+        every = [path for k in range(len(layers)) if k not in read for path in paths_to(layers, k)]
+        laid_out: set[int] = set()
+        while len(laid_out) < len(layers):
+            new = [path for path in every if not laid_out.issuperset(path)]
+            scores = [(-len(laid_out & {*path}), sum(layers[k].least for k in path)) for path in new]
+            found = longest(layers, laid_out)
+            score = -len(laid_out & {*found}), sum(layers[k].least for k in found)
+            assert score == max(scores) and sorted(found) in new
+            laid_out |= {*found}

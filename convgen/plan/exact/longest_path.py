@@ -1,8 +1,8 @@
 """The heuristic of [SP] V-C, to compare with: lay out the longest path exactly, fix it, and go on with the next.
 
 A path's length is the least seconds that its layers take, however their activations are stored, so the longest is the
-most computationally intensive. The next is the longest that contains as few of the layers already laid out as possible,
-until every layer has a layout.
+most computationally intensive. The next is the longest of those that contain as few of the layers already laid out as
+possible, until every layer has a layout.
 """
 
 from __future__ import annotations
@@ -29,6 +29,25 @@ class Vertex(NamedTuple):
     least: int
 
 
+class _Path(NamedTuple):
+    """A path to a layer.
+
+    Attributes:
+        is_new: whether some layer of it is not laid out yet.
+        used: how many are laid out, as a negative number; `least`: the sum of its layers' least costs.
+        before: the path without its last layer; None for an empty path.
+    """
+
+    is_new: bool
+    used: int
+    least: int
+    before: _Path | None
+    last: int
+
+
+_EMPTY = _Path(False, 0, 0, None, -1)
+
+
 def longest_paths(problem: Problem, vertices: Sequence[Vertex]) -> tuple[int, ...]:
     """Values of the problem's variables as the heuristic chooses them.
 
@@ -38,30 +57,34 @@ def longest_paths(problem: Problem, vertices: Sequence[Vertex]) -> tuple[int, ..
     fixed: dict[int, int] = {}
     laid_out: set[int] = set()
     while len(laid_out) < len(vertices):
-        path = _longest(vertices, laid_out)
+        path = longest(vertices, laid_out)
         _solve(problem, fixed, {v for k in path for v in vertices[k].variables})
         laid_out |= {*path}
     _solve(problem, fixed, {*range(len(problem.sizes))})  # variables of no layer
     return tuple(fixed[v] for v in range(len(problem.sizes)))
 
 
-def _longest(vertices: Sequence[Vertex], laid_out: Collection[int]) -> list[int]:
-    """The path with the most layers that are not laid out yet; of equals the one whose layers cost most."""
-    scores: list[tuple[int, int]] = []
-    last: list[int | None] = []
+def longest(vertices: Sequence[Vertex], laid_out: Collection[int]) -> list[int]:
+    """The longest path, from a layer that reads no other to one that no other reads, of those with a layer that is not
+    laid out yet and as few as possible that are."""
+    best: list[dict[bool, _Path]] = []  # by layer the best path to it with, and without, one that is not laid out yet
     for k, vertex in enumerate(vertices):
-        here = (0, 0) if k in laid_out else (1, vertex.least)
-        # New layers first: a path without any would be no progress.
-        best = max(vertex.before, key=lambda b: scores[b], default=None)
-        before = (0, 0) if best is None else scores[best]
-        scores.append((before[0] + here[0], before[1] + here[1]))
-        last.append(best)
-    at: int | None = max(range(len(vertices)), key=lambda k: (scores[k], k))
+        is_old, found = k in laid_out, dict[bool, _Path]()
+        for one in [known for b in vertex.before for known in best[b].values()] or [_EMPTY]:
+            longer = _Path(one.is_new or not is_old, one.used - is_old, one.least + vertex.least, one, k)
+            found[longer.is_new] = max(found.get(longer.is_new, longer), longer, key=_length)
+        best.append(found)
+    read = {b for vertex in vertices for b in vertex.before}
+    at = max((found[True] for k, found in enumerate(best) if k not in read and True in found), key=_length)
     path: list[int] = []
-    while at is not None:
-        path.append(at)
-        at = last[at]
+    while at.before is not None:
+        path.append(at.last)
+        at = at.before
     return path
+
+
+def _length(path: _Path) -> tuple[int, int]:
+    return path.used, path.least
 
 
 def _solve(problem: Problem, fixed: dict[int, int], variables: set[int]) -> None:
