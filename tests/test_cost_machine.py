@@ -18,6 +18,7 @@ from convgen.spec.target import KINDS
 
 PROBES = "measured_convolutions: [{channels: 1, filters: 1, taps: 1, pixels: 1, efficiency: "
 MISFITS = "measured_collectives: [{collective: all_reduce, "
+ONE = "ranks: 2, bytes: [1], over_model: [1]}"
 
 
 def layer(**keys: object) -> Layer:
@@ -72,6 +73,7 @@ def test_an_unknown_machine_is_refused_with_those_that_exist() -> None:
         ("launch_s: 1.0e-5", f"launch_s: 1e-5\n{MISFITS}ranks: 2, bytes: [1, 2], over_model: [1]}}]", "2 bytes and 1"),
         ("launch_s: 1.0e-5", f"launch_s: 1e-5\n{MISFITS}ranks: 2, bytes: [2, 1], over_model: [1, 1]}}]", "ascend"),
         ("launch_s: 1.0e-5", f"launch_s: 1e-5\n{MISFITS}ranks: 0, bytes: [1], over_model: [1]}}]", "ranks can't be 0"),
+        ("launch_s: 1.0e-5", f"launch_s: 1e-5\n{MISFITS}{ONE}, {{collective: all_reduce, {ONE}]", "is measured twice"),
         ("launch_s: 1.0e-5", "launch_s: 1e-5\nmeasured_collectives: {}", "measured_collectives is no list"),
         ("launch_s: 1.0e-5", "launch_s: 1e-5\nprocessor_s_per_byte: 1e-9", "processor_s_per_byte alone"),
         ("launch_s: 1.0e-5", "launch_s: 1e-5\nmessage_processor_s: -1", "message_processor_s alone"),

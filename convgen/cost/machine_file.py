@@ -113,7 +113,7 @@ def machine_from_dict(data: dict[str, Any]) -> Machine:
         memory_bytes=None if memory is None else positive(memory, ("memory_bytes",)),
         peak_flops=tuple((d, positive(peaks[d], ("peak_flops_per_s", d))) for d in DTYPES),
         collectives=_collectives(data.get("collectives")),
-        misfits=tuple(_misfit(item, path) for item, path in _items(data, "measured_collectives")),
+        misfits=_misfits(data),
         probes=tuple(_probe(item, path) for item, path in _items(data, "measured_convolutions")),
         tiles=_tiles(data.get("tiles")),
         memory_bytes_per_s=values["memory_bytes_per_s"],
@@ -230,6 +230,17 @@ def _items(data: dict[str, Any], key: str) -> Iterator[tuple[object, tuple[str |
         raise InputError(f"{key} is no list", (key,), hint="a list of measurements, or nothing")
     for i, item in enumerate(cast("list[Any]", found)):
         yield item, (key, i)
+
+
+def _misfits(data: dict[str, Any]) -> tuple[Misfit, ...]:
+    found: dict[tuple[str, int], Misfit] = {}
+    for item, path in _items(data, "measured_collectives"):
+        one = _misfit(item, path)
+        if (one.kind, one.ranks) in found:
+            hint = "one of the two; or all bytes in one"
+            raise InputError(f"{one.kind} of {one.ranks} ranks is measured twice", path, hint=hint)
+        found[one.kind, one.ranks] = one
+    return tuple(found.values())
 
 
 def _misfit(item: object, path: tuple[str | int, ...]) -> Misfit:
