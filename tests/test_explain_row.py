@@ -78,3 +78,6 @@ def test_explain_prints_a_row(tmp_path: Path) -> None:
     assert "no row b" in str(wrong.exception)
     layer = CliRunner().invoke(cli, ["explain", "examples/spatial_2x2.yaml", "--row", "a"])
     assert "--row is of networks" in str(layer.exception)
+    for flag in (["--json"], ["--plot", str(tmp_path / "row.svg")]):
+        both = CliRunner().invoke(cli, ["explain", str(file), "--grid", "H=3", "--row", "a", *flag])
+        assert f"{flag[0]} is of the whole network" in str(both.exception), both.output

@@ -36,6 +36,9 @@ def explain_command(
     if are_graphs([file]) or overlap:
         one = compile_one(file, overlap=overlap, **options)
         if row is not None:
+            if as_json or plot is not None:
+                flag = "--json" if as_json else "--plot"
+                raise InputError(f"{flag} is of the whole network, and --row {row} of one row", hint="one of the two")
             from convgen.explain.row import row_text
 
             click.echo(row_text(one.compiled, row))
