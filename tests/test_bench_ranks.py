@@ -315,6 +315,7 @@ def test_scaling_is_of_samples_a_second() -> None:
         ("--plot p.svg", "--plot draws steps over ranks"),
         ("--grid N=2 --weak", "--weak: scaling wants several grids"),
         ("--grid N=1 --grid N=2 --trace t.json", "--trace is of one grid"),
+        ("one.yaml --statistics local", "--statistics is of batch norms, and one.yaml is a layer's file"),
         ("--grid N=2 --machine nowhere", "nowhere"),
         ("--grid N=2 --correct cpu", "cpu is one that comes with convgen"),
         ("--grid N=2 --correct m.yaml --machine cpu", "--correct m.yaml and --machine cpu"),
@@ -322,10 +323,12 @@ def test_scaling_is_of_samples_a_second() -> None:
 )
 def test_refused(words: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "small.yaml").write_text(NETWORK)
+    (tmp_path / "one.yaml").write_text(LAYER)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     if words:
         monkeypatch.setenv("WORLD_SIZE", "2")
+    file = [] if words.startswith("one.yaml") else ["small.yaml"]
     with pytest.raises(InputError) as caught:
-        CliRunner().invoke(cli, ["bench", "small.yaml", *words.split()], catch_exceptions=False, standalone_mode=False)
+        CliRunner().invoke(cli, ["bench", *file, *words.split()], catch_exceptions=False, standalone_mode=False)
     assert said in str(caught.value)

@@ -191,6 +191,12 @@ def test_deviations_are_those_of_single_plans() -> None:
         ("convgen plan three.yaml --input 2,4,8,8 --machine lassen --ranks 2", "are of a factory"),
         ("convgen plan layer.yaml --machine lassen --ranks 2 --autocast bfloat16", "--autocast is of a network's plan"),
         ("convgen plan layer.yaml --machine lassen --ranks 2 -o plan.yaml", "-o is of one plan"),
+        (
+            "convgen plan layer.yaml --machine lassen --ranks 2 --optimizer-states 2",
+            "--optimizer-states is of a network",
+        ),
+        ("convgen plan layer.yaml --machine lassen --ranks 2 --in-order", "--overlapped or --in-order is of a network"),
+        (f"{PLANNED} --ranks 2 --hide-dw --overlapped", "with --hide-dw sums of parameters' gradients take no time"),
         (f"{PLANNED} --ranks 1,100000", "more than 65536"),
     ],
 )

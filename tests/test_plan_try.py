@@ -144,6 +144,7 @@ def test_the_fastest_is_written_under_a_launcher(tmp_path: Path) -> None:
         ("--ranks 2 --try 3", "", "no launcher has started any"),
         ("--ranks 2 --try 3", "4", "4 processes are here"),
         ("--ranks 2 --correct", "2", "nothing is measured without --try"),
+        ("--ranks 2 --seconds 3", "2", "--seconds: nothing runs without --try"),
         ("--ranks 2 --try 3 --correct", "2", "lassen is one that comes with convgen"),
         ("--ranks 1,2 --try 3", "2", "--try is of one plan"),
         ("--ranks 2 --try 3 --explain a", "2", "--explain is of one modelled plan"),

@@ -102,6 +102,8 @@ def bench_command(
         raise InputError("--plot draws steps over ranks, and there is one grid", hint="--grid N=1 --grid N=2")
     if weak and len(grids) < 2:
         raise InputError("--weak: scaling wants several grids", hint="--grid N=1 --grid N=2 --weak")
+    if options["statistics"] is not None and not are_graphs([file]):
+        raise InputError(f"--statistics is of batch norms, and {file} is a layer's file", hint="without --statistics")
     if trace_file is not None and len(grids) > 1:
         raise InputError("--trace is of one grid", hint="without the others")
     if correct is not None and machine not in (None, correct):

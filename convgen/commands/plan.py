@@ -20,6 +20,7 @@ from convgen.commands.plan_ranks import (
     Counts,
     Ranks,
     is_factory,
+    is_given,
     is_layer_file,
     refuse_one_plans,
     show_layer,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from convgen.spec.target import Target
 
 GIB = 1 << 30
+TRIED_S = 5.0  # of --try, a layout
 
 
 class PlanFile(OutputFile):
@@ -109,7 +111,7 @@ class PlanFile(OutputFile):
     help="Under a launcher: run the K best distinct layouts in turn, and say which is fastest, and how sure that is.",
 )  # fmt: skip
 @click.option(
-    "--seconds", type=Finite(0, 3600, min_open=True), default=5.0, show_default=True, help="Of --try, about, a layout."
+    "--seconds", type=Finite(0, 3600, min_open=True), help=f"Of --try, about, a layout.  [default: {TRIED_S:g}]"
 )
 @click.option(
     "--correct", is_flag=True, help="With --try: steps of which the machine's file is off are written into it."
@@ -148,6 +150,11 @@ def plan_command(
     by_factory = is_factory(file)
     if options["correct"] and options["tried"] is None:
         raise InputError("--correct: nothing is measured without --try", hint="--try 3 --correct, under a launcher")
+    if (each := options["seconds"]) is not None and options["tried"] is None:
+        raise InputError("--seconds: nothing runs without --try", hint=f"--try 3 --seconds {each:g}, under a launcher")
+    if options["hide_dw"] and options["overlapped"] and is_given("overlapped"):
+        fact = "--overlapped: with --hide-dw sums of parameters' gradients take no time, and all else is in order"
+        raise InputError(fact, hint="one of the two")
     from convgen.cost.machines import load_machine
 
     if not by_factory and (options["inputs"] or options["arguments"] or options["evaluation"]):
@@ -378,7 +385,7 @@ def _try(file: str, network: Network | None, graph: Graph, setting: Setting, sho
 
     try:
         try_plans(
-            graph, tensors, shown["ranks"][0], setting, shown["tried"], shown["seconds"],
+            graph, tensors, shown["ranks"][0], setting, shown["tried"], shown["seconds"] or TRIED_S,
             as_json=shown["as_json"], write=None if output is None else write, correct=correct,
         )  # fmt: skip
     except InputError as error:

@@ -29,6 +29,7 @@ NETWORKS_ONLY = {
     "batch": "--batch", "dtype": "--dtype", "reduce_dtype": "--reduce-dtype", "autocast": "--autocast",
     "keep": "--keep", "statistics": "--statistics", "regather": "--regather", "recompute": "--recompute",
     "hide_dw": "--hide-dw", "layouts": "--layouts", "measured": "--measured", "target": "--target",
+    "optimizer_states": "--optimizer-states", "overlapped": "--overlapped or --in-order",
 }  # fmt: skip
 
 
@@ -59,6 +60,12 @@ def is_layer_file(file: str) -> bool:
     from convgen.spec.yaml import read_yaml
 
     return Path(file).suffix.lower() == ".csv" or "layer" in read_yaml(file).data
+
+
+def is_given(name: str) -> bool:
+    """Whether the command line says an option, be it its default."""
+    source = click.get_current_context().get_parameter_source(name)
+    return source is click.core.ParameterSource.COMMANDLINE
 
 
 def refuse_one_plans(file: str, options: Mapping[str, Any]) -> None:
@@ -99,7 +106,7 @@ def show_layer(file: str, machine: Machine, options: Mapping[str, Any]) -> None:
     from convgen.spec.source import locate
 
     for name, flag in NETWORKS_ONLY.items():
-        if options[name]:
+        if is_given(name):
             raise InputError(f"{flag} is of a network's plan; {file} is a layer's file", hint=f"without {flag}")
     if Path(file).suffix.lower() == ".csv":
         raise InputError(f"{file} is a table of layers, which are planned one at a time", hint="a YAML file of one")
