@@ -126,6 +126,21 @@ def test_lines_to_type_next_run(network: str) -> None:
     assert (Path("build") / name / "network.py").is_file()
 
 
+def test_lines_to_type_next_say_what_was_asked() -> None:
+    """Options of two names by the one that was given, and names with blanks as a shell takes them."""
+    Path("my machine.yaml").write_text(data_file("tuning", "machines", "lassen.yaml").read_text())
+    Path("three.yaml").rename("the three.yaml")
+    line = "convgen plan 'the three.yaml' --machine 'my machine.yaml' --in-order"
+    first, second, *_ = data_of(f"{line} --ranks 1,2")["next"]
+    assert shlex.split(first)[:3] == ["convgen", "import", "the three.yaml"]
+    words = shlex.split(second)
+    assert words[words.index("--machine") + 1] == "my machine.yaml"
+    assert "--in-order" in words and "--overlapped" not in words
+    assert run(f"{line} --ranks 2 -o plan.yaml").exit_code == 0
+    header = Path("plan.yaml").read_text().splitlines()[0]
+    assert header == "# convgen plan 'the three.yaml' --machine 'my machine.yaml' --ranks 2 --in-order"
+
+
 def test_lines_to_type_next_start_the_ranks_that_work() -> None:
     """A plan of five ranks may be one of four, and its bench and its package take four processes."""
     line = "convgen plan made.py:net --input 3,4,128,128 --machine lassen --ranks 1,5"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -398,7 +399,7 @@ SHOWN = ("output", "explain", "plot", "as_json", "tried", "seconds", "correct")
 
 def _command(file: str) -> str:
     """The command that was given, without the options on where results go."""
-    return f"convgen plan {file}{_asked(SHOWN)}"
+    return f"convgen plan {shlex.quote(file)}{_asked(SHOWN)}"
 
 
 def _asked(without: Sequence[str] = (*SHOWN, "ranks", "inputs", "arguments", "evaluation")) -> str:
@@ -406,9 +407,10 @@ def _asked(without: Sequence[str] = (*SHOWN, "ranks", "inputs", "arguments", "ev
     context, words = click.get_current_context(), ""
     for option in context.command.params:
         name = option.name or ""
-        given = context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
-        if given and isinstance(option, click.Option) and name not in without:
-            words += f" {option.opts[0]}" if option.is_flag else f" {option.opts[0]} {context.params[name]}"
+        if isinstance(option, click.Option) and is_given(name) and name not in without:
+            value = context.params[name]
+            flag = (option.opts if value or not option.is_flag else option.secondary_opts)[0]
+            words += f" {flag}" if option.is_flag else f" {flag} {shlex.quote(str(value))}"
     return words
 
 

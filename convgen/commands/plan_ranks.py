@@ -124,7 +124,7 @@ def show_layer(file: str, machine: Machine, options: Mapping[str, Any]) -> None:
         grid = ", ".join(f"{axis}: {n}" for axis, n in best.grid.axes)
         lines = [
             f"in {file}: grid: {{{grid}}} and algorithm: auto, without distribution and roles",
-            f"convgen compile {file} --machine {options['machine']} -o build",
+            shlex.join(["convgen", "compile", file, "--machine", options["machine"], "-o", "build"]),
             f"torchrun --nproc-per-node {best.ranks} SCRIPT.py   # docs/torch.md; examples/train.py is one",
         ]
     _show(found, lines, options)
@@ -153,13 +153,13 @@ def _network_lines(
         lines.append(shlex.join(words))
     elif network is not None:
         graph = f"{name}_graph.yaml"
-        lines.append(f"convgen import {file} -o {graph}")
+        lines.append(f"convgen import {shlex.quote(file)} -o {graph}")
         for key, flag, usual in (("keep", "--keep", "every"), ("statistics", "--statistics", "local")):
             asked += f" {flag} {usual}" * (options[key] is None)
     plan = f"{name}_{ranks}.yaml"
     return [
         *lines,
-        f"convgen plan {graph} --ranks {ranks}{asked} -o {plan}",
+        f"convgen plan {shlex.quote(graph)} --ranks {ranks}{asked} -o {plan}",
         f"convgen compile {plan} -o build",
         f"torchrun --nproc-per-node {working} -m convgen bench {plan}   # its step on your ranks: docs/bench.md",
         f"torchrun --nproc-per-node {working} SCRIPT.py   # imports build/{name}: docs/networks.md",
