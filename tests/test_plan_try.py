@@ -59,6 +59,16 @@ def test_candidates_are_distinct_and_the_best_come_first() -> None:
     assert [one.name for one in first] == [one.name for one in found[:2]]
 
 
+@pytest.mark.parametrize("types", [{"reduce_dtype": "bfloat16"}, {"autocast": "bfloat16"}])
+def test_candidates_have_the_types_that_were_asked(types: dict[str, str]) -> None:
+    """Letters over all ranks, too: what runs beside each other moves and computes in the same types."""
+    found = candidates(graph(), 2, Setting(machine=LASSEN, **types), CPU, 16)
+    assert {one.name for one in found} & {"H=2", "W=2", "C=2", "F=2"}
+    for one in found:
+        program = one.compiled.program
+        assert {name: getattr(program, name) for name in types} == types, one.name
+
+
 def test_candidates_fit_the_memory() -> None:
     free = candidates(graph(), 2, Setting(machine=LASSEN), CPU, 16)
     needs = sorted(memory_bytes(one.compiled.plain, Room()) for one in free)

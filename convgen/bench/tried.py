@@ -109,7 +109,10 @@ def _programs(graph: Graph, ranks: int, setting: Setting, tell: Callable[[str], 
     for letter in LETTERS:
         with suppress(InputError):
             grid = Grid(((letter, ranks),))
-            one = compile_network(graph, grid, machine=setting.machine, statistics=setting.statistics, passes=())
+            one = compile_network(
+                graph, grid, machine=setting.machine, statistics=setting.statistics,
+                reduce_dtype=setting.reduce_dtype, autocast=setting.autocast, passes=(),
+            )  # fmt: skip
             if not one.idle_axes:
                 yield f"{letter}={ranks}", one.plain
 
