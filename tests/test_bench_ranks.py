@@ -169,6 +169,8 @@ def test_fewer_ranks_than_there_are_wait() -> None:
     one, two = ran(2, [Subject(c, {}) for c in grids])
     assert one["collectives"] == [] and "no collectives" in one["text"]
     assert one["ways"][0]["step"]["by_rank"][1] == 0 < one["ways"][0]["step"]["by_rank"][0]
+    alone = f"{one['ways'][0]['step']['by_rank'][0] * 1e3:.3f}"
+    assert f"{alone} to {alone}" in one["text"]  # of the ranks that have a part in it
     assert two["collectives"] != []
 
 

@@ -36,12 +36,13 @@ def _ways(found: Benched) -> Iterator[str]:
     for name, by_part in found.ways.items():
         step = by_part["step"]
         simulated = found.simulated.get(name)
+        there = [seconds for seconds in step.by_rank if seconds] or [0.0]  # others have no part in it
         rows.append(
             (
                 name,
                 *(_ms(by_part[part].median) for part in PARTS),
                 f"{_ms(step.p20)} to {_ms(step.p80)}",
-                f"{_ms(min(step.by_rank))} to {_ms(max(step.by_rank))}",
+                f"{_ms(min(there))} to {_ms(max(there))}",
                 "" if simulated is None else _ms(simulated[1]),
                 "" if simulated is None else f"{simulated[1] / step.median:.2f}",
             )
