@@ -22,7 +22,19 @@ from convgen.algebra.grid import Grid
 from convgen.bench.marks import Mark, Recorder, sums
 from convgen.bench.report import bench_json, bench_text, bench_trace, farthest, scaled, scaling_text
 from convgen.bench.rounds import parts, took
-from convgen.bench.run import COMPUTING, MOVING, PLAIN, STEP, Beside, Effort, Subject, bench, beside, weak_batch
+from convgen.bench.run import (
+    COMPUTING,
+    MOVING,
+    PLAIN,
+    STEP,
+    Beside,
+    Effort,
+    Subject,
+    bench,
+    beside,
+    timelines_of,
+    weak_batch,
+)
 from convgen.bench.samples import of_samples
 from convgen.bench.ways import DDP, MODULE
 from convgen.calibrate.team import Team
@@ -34,6 +46,7 @@ from convgen.errors import InputError
 from convgen.network_compiler import MEANWHILE, CompiledNetwork, compile_network
 from convgen.passes.contract import NetworkPass
 from convgen.program.network import label
+from convgen.spec.graph_edit import with_dtype
 from convgen.spec.network_graph import network_graph
 from convgen.spec.network_reader import network_from_dict
 from convgen.verify.processes import spawn
@@ -172,6 +185,18 @@ def test_fewer_ranks_than_there_are_wait() -> None:
     alone = f"{one['ways'][0]['step']['by_rank'][0] * 1e3:.3f}"
     assert f"{alone} to {alone}" in one["text"]  # of the ranks that have a part in it
     assert two["collectives"] != []
+
+
+def test_each_way_is_simulated_in_its_own_type() -> None:
+    """A file beside another may have another type, as a plan says one."""
+    wide = network({"N": 2}, ())
+    narrow = compile_network(with_dtype(wide.graph, "bfloat16"), Grid((("N", 2),)), machine=CPU, passes=())
+    ways: Any = dict.fromkeys((STEP, "narrow"))
+    found = timelines_of(Subject(wide, {}, against={"narrow": (narrow, {})}), CPU, ways)
+    assert {name: one.end_s for name, one in found.items()} == {
+        STEP: simulate(wide.program, CPU, "float32").end_s,
+        "narrow": simulate(narrow.program, CPU, "bfloat16").end_s,
+    }
 
 
 def test_a_network_of_other_samples_is_what_would_be_compiled() -> None:

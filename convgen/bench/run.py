@@ -159,7 +159,7 @@ def bench(
     seconds = interleaved(team, clock, ways, effort.rounds, effort.warm)
     say(f"{subject.name}: every step, every collective")
     rounds = marked(team, clock, ways[STEP], effort.marked)
-    timelines = _timelines(subject, machine, ways)
+    timelines = timelines_of(subject, machine, ways)
     alone = _alone(team, clock, subject, calls, runs, effort, timelines.get(STEP))
     every = team.gather(rounds)
     step = timelines.get(STEP)
@@ -274,15 +274,16 @@ def _calls(team: Team, clock: Clock, way: Way, nothing: Nothing) -> list[Call]:
     return calls
 
 
-def _timelines(subject: Subject, machine: Machine | None, ways: Mapping[str, Way]) -> dict[str, Timeline]:
+def timelines_of(subject: Subject, machine: Machine | None, ways: Mapping[str, Way]) -> dict[str, Timeline]:
+    """By way, the step simulated on a machine; nothing without one."""
     if machine is None:
         return {}
     compiled = subject.compiled
-    programs = {STEP: compiled.program, PLAIN: compiled.plain}
-    programs |= {name: other.program for name, (other, _) in subject.against.items()}
+    programs = {STEP: (compiled.program, compiled.dtype), PLAIN: (compiled.plain, compiled.dtype)}
+    programs |= {name: (other.program, other.dtype) for name, (other, _) in subject.against.items()}
     return {
-        name: simulate(program, machine, compiled.dtype, of_inputs=subject.of_inputs)
-        for name, program in programs.items()
+        name: simulate(program, machine, dtype, of_inputs=subject.of_inputs)
+        for name, (program, dtype) in programs.items()
         if name in ways
     }
 
