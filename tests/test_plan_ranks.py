@@ -19,6 +19,7 @@ from convgen.cost.model import Model
 from convgen.cost.schedule import schedule_cost
 from convgen.errors import InputError
 from convgen.resources import data_file
+from convgen.spec.layer import DTYPES
 from convgen.spec.reader import read_layers
 
 FACTORY = """
@@ -150,6 +151,21 @@ def test_lines_to_type_next_start_the_ranks_that_work() -> None:
     assert "--ranks 5" in plan
     assert all(line.startswith("torchrun --nproc-per-node 4 ") for line in (timed, launch))
     assert "next, on 5 ranks, of which 1 has nothing to do:" in run(line).stdout
+
+
+def test_a_step_without_any_work_takes_no_time() -> None:
+    """Of a network that gives back what it gets; and on a machine that a file says to be as fast as can be."""
+    Path("same.py").write_text("from torch import nn\n\n\ndef net():\n    return nn.Identity()\n")
+    rates = ", ".join(f"{kind}: 1e30" for kind in DTYPES)
+    numbers = "latency_s: 0\nlink_bytes_per_s: 1e30\nmemory_bytes_per_s: 1e30\nefficiency: 1\nlaunch_s: 0\n"
+    Path("fast.yaml").write_text(f"name: fast\nranks_per_node: 4\n{numbers}peak_flops_per_s: {{{rates}}}\n")
+    assert run("convgen import same.py:net --input 4,3,8,8 -o same.yaml").exit_code == 0
+    for network, machine in (("same.yaml", "cpu"), ("three.yaml", "fast.yaml")):
+        told = run(f"convgen simulate {network} --grid N=2 --machine {machine} --plot p.svg")
+        assert told.exit_code == 0 and "0.000 ms, every collective waited for at once: 1.000 times" in told.stdout
+        for ranks in ("2", "1,2"):
+            assert run(f"convgen plan {network} --machine {machine} --ranks {ranks}").exit_code == 0, (network, ranks)
+    assert run("convgen plan layer.yaml --machine fast.yaml --ranks 1,2").exit_code == 0
 
 
 def test_a_layer_has_its_best_grid() -> None:

@@ -24,7 +24,7 @@ from convgen.plan.setting import Setting
 from convgen.program.network import Program
 from convgen.program.rows import Stored
 from convgen.spec.network_plan import entries
-from convgen.spec.text import aligned, gib, number_of
+from convgen.spec.text import aligned, gib, number_of, times_as
 
 MIB = 1 << 20
 HEAD = ("layer", "x", "w", "y", "roles", "ranks", "compute", "comm.", "MB sent", "MiB", "runner-up")
@@ -184,7 +184,7 @@ def _summary(plan: Planned) -> Iterator[str]:
         yield f"sample  parallelism alone: {_beside(plan, plan.seconds_of(plan.sample))}"
     if plan.found.heuristic is not None:
         paths = plan.found.heuristic() / PICOSECONDS
-        more = 100 * (paths / plan.found.seconds - 1)
+        more = 100 * (times_as(paths, plan.found.seconds) - 1)
         yield f"paths   longest paths one after the other ([SP] V-C): {paths * 1e3:.3f} ms, {more:.2f} % more"
     if program.again:
         yield f"again   in backward: {', '.join(s.path for s in program.again)}"
@@ -209,7 +209,7 @@ def _sums(layers: Sequence[Layer]) -> str:
 
 
 def _beside(plan: Planned, seconds: float) -> str:
-    return f"{seconds * 1e3:.3f} ms, {seconds / plan.found.seconds:.2f} times as long"
+    return f"{seconds * 1e3:.3f} ms, {times_as(seconds, plan.found.seconds):.2f} times as long"
 
 
 def _meanwhile(plan: Planned) -> Iterator[str]:
@@ -238,7 +238,7 @@ def _what_if(plan: Planned, one: WhatIf) -> str:
     more = f" and {number_of(len(names) - NAMED, 'other')}" * (len(names) > NAMED)
     return (
         f"{one.groups}, as if, of {', '.join(names[:NAMED])}{more}; a step of the network as it is takes "
-        f"{one.seconds * 1e3:.3f} ms, {one.seconds / plan.found.step_s:.2f} times as long"
+        f"{one.seconds * 1e3:.3f} ms, {times_as(one.seconds, plan.found.step_s):.2f} times as long"
     )
 
 

@@ -27,7 +27,7 @@ from convgen.plan.setting import Setting
 from convgen.program.network import Program
 from convgen.spec.graph import Graph
 from convgen.spec.layer import Layer
-from convgen.spec.text import aligned, gib, number_of
+from convgen.spec.text import aligned, gib, number_of, times_as
 
 HEAD = ("ranks", "grid", "split by", "step", "speed-up", "GiB a rank", "samples alone", "GiB a rank", "over plan")
 NUMBERS = (0, 3, 4, 5, 6, 7, 8)
@@ -295,7 +295,7 @@ def _verdict(found: Help) -> Iterator[str]:
     if best is None or best.plan.seconds is None:
         yield "plan     none fits: more ranks, a smaller batch, or more memory (--memory, --keep needed, --recompute)"
         return
-    times = found.one_s / best.plan.seconds
+    times = times_as(found.one_s, best.plan.seconds)
     yield (
         f"fastest  {number_of(best.ranks, 'rank')}: {times:.2f} times as fast as the {found.one_s * 1e3:.3f} ms of one "
         f"rank, {times / best.ranks:.0%} of {best.ranks} times"
@@ -305,7 +305,7 @@ def _verdict(found: Help) -> Iterator[str]:
         yield "samples  alone can be split on none of these numbers of ranks"
     else:
         least = min(samples)
-        more = least / best.plan.seconds
+        more = times_as(least, best.plan.seconds)
         yield f"samples  split alone take {least * 1e3:.3f} ms at best, {more:.2f} times as long"
 
 

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from convgen.cost.timeline import Span, Timeline, by_kind, exposed
-from convgen.spec.text import aligned, number_of
+from convgen.spec.text import aligned, number_of, times_as
 
 SHOWN = 12  # the most steps of each table
 MOST_RANKS = 64  # the most ranks of a trace
@@ -26,7 +26,7 @@ def timeline_text(title: str, timeline: Timeline, plain: Timeline) -> str:
         f"  a step        {milliseconds(t.end_s)}: forward {milliseconds(t.forward_s)}, "
         f"backward {milliseconds(t.end_s - t.forward_s)}",
         f"  plain         {milliseconds(plain.end_s)}, every collective waited for at once: "
-        f"{plain.end_s / t.end_s:.3f} times as long",
+        f"{times_as(plain.end_s, t.end_s):.3f} times as long",
         f"  computing     {milliseconds(t.computing_s)}, of the rank that computes most",
         f"  moving        {milliseconds(t.moving_s)}, of which {milliseconds(t.exposed_s)} hold a rank up: "
         f"{t.hidden:.1%} hidden",
@@ -56,11 +56,11 @@ def _path(timeline: Timeline) -> list[tuple[str, ...]]:
     found: dict[str, float] = {}
     for span in path:
         found[span.lane] = found.get(span.lane, 0.0) + span.seconds
-    of_lanes = ", ".join(f"{lane} {seconds / timeline.end_s:.1%}" for lane, seconds in found.items())
+    of_lanes = ", ".join(f"{lane} {times_as(seconds, timeline.end_s):.1%}" for lane, seconds in found.items())
     table: list[tuple[str, ...]] = [(f"critical path: {number_of(len(path), 'span')}", of_lanes, "ms", "share")]
     for span in sorted(path, key=lambda s: -s.seconds)[:SHOWN]:
         where = span.lane if span.rank < 0 else f"{span.lane}, rank {span.rank}"
-        table.append((span.name, where, f"{span.seconds * 1e3:.3f}", f"{span.seconds / timeline.end_s:.1%}"))
+        table.append((span.name, where, f"{span.seconds * 1e3:.3f}", f"{times_as(span.seconds, timeline.end_s):.1%}"))
     return table
 
 

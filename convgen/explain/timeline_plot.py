@@ -10,6 +10,7 @@ from math import floor, log10
 from convgen.cost.timeline import MAIN, Span, Timeline
 from convgen.explain.timeline import milliseconds
 from convgen.pictures.canvas import GREY, INK, PALE, Canvas, shortened, text_width
+from convgen.spec.text import times_as
 
 WIDTH, LEFT, RIGHT, TOP, BAR = 11.0, 1.6, 0.35, 1.25, 0.26
 MOST_BANDS = 4
@@ -158,6 +159,5 @@ def _draw_named(canvas: Canvas, timeline: Timeline, named: Sequence[Span], top: 
         canvas.text(x + 0.12, y, f"{n + 1}", 7.5, align="right", bold=True)
         canvas.text(x + 0.22, y, shortened(span.name, 7.5, 2.7), 7.5)
         canvas.text(x + 3.0, y, span.lane, 7.5, colour=GREY)
-        canvas.text(
-            x + 4.6, y, f"{milliseconds(span.seconds)}, {span.seconds / timeline.end_s:.1%}", 7.5, align="right"
-        )
+        took = f"{milliseconds(span.seconds)}, {times_as(span.seconds, timeline.end_s):.1%}"
+        canvas.text(x + 4.6, y, took, 7.5, align="right")

@@ -8,6 +8,7 @@ import re
 import stat
 from collections.abc import Container, Sequence
 from itertools import islice
+from math import inf
 from pathlib import Path
 from typing import Any, cast
 
@@ -170,6 +171,17 @@ def number_of(count: int, word: str) -> str:
         ('1 rank', '2 ranks')
     """
     return f"{count} {word}{'s' * (count != 1)}"
+
+
+def times_as(long: float, other: float) -> float:
+    """How many times as long one step is as another: once where neither takes any time, as of a network that computes
+    nothing.
+
+    Example:
+        >>> times_as(3.0, 2.0), times_as(0.0, 0.0), times_as(1.0, 0.0)
+        (1.5, 1.0, inf)
+    """
+    return long / other if other else inf if long else 1.0
 
 
 def parse_grid(text: str, example: str = "N=2,C=2", option: str = "--grid") -> dict[str, int]:

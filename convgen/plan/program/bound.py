@@ -25,6 +25,7 @@ from convgen.plan.program.search import Search
 from convgen.plan.program.tables import Answer, Question
 from convgen.program.flow import Local, backward, forward
 from convgen.program.network import Program
+from convgen.spec.text import times_as
 
 SHARES = ((1.0, 1.0), (1.0, 0.5), (0.5, 0.5))  # of computing, against moving, in forward and in backward (relaxed.py)
 
@@ -44,12 +45,12 @@ class Bound:
     @property
     def gap(self) -> float:
         """The plan's step is longer than that of the best candidate by at most this share of it."""
-        return max(self.plan_s / self.candidates_s - 1, 0.0)
+        return max(times_as(self.plan_s, self.candidates_s) - 1, 0.0)
 
     @property
     def gap_anywhere(self) -> float | None:
         """The same of any layout."""
-        return None if self.anywhere_s is None else max(self.plan_s / self.anywhere_s - 1, 0.0)
+        return None if self.anywhere_s is None else max(times_as(self.plan_s, self.anywhere_s) - 1, 0.0)
 
 
 def bound(plan: NetworkPlan, machine: Machine, dtype: str) -> Bound | None:
