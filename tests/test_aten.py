@@ -334,6 +334,17 @@ def test_integers_are_pooled_and_interpolated_as_torch_does(function: Any, whole
         assert errors.outputs == 0 and not errors.volume, f"{grid}: {errors}"
 
 
+def test_a_value_without_dimensions_has_what_torch_lets_it_have() -> None:
+    def function(x: Tensor) -> Outputs:
+        one = x.sum()
+        spread, mean = torch.var_mean(one, correction=0)
+        picked = one.index_select(0, torch.tensor([0]))
+        return one.flip(0).sin(), spread, mean, one.std(correction=0), picked, one.squeeze(-1).cos()
+
+    given = imported(Family(function), random_input(SHAPE))
+    assert all(check(given, grid).right for grid in GRIDS)
+
+
 # ---------------------------------------------------------------- what is drawn
 SEED = torch.tensor([5, 0])
 

@@ -240,7 +240,7 @@ class Walk:
     def check_squeezed(self, node: Any, dims: Arg) -> None:
         shape = self.shape(node.args[0])
         places = range(len(shape)) if dims is None else dims if isinstance(dims, tuple) else (dims,)
-        if any(isinstance(shape[cast("int", place)], Extent) for place in places):
+        if any(isinstance(shape[cast("int", place)], Extent) for place in places if shape):
             raise FixedError("squeeze drops their dimension where there is one")
 
     def note_smooth(self, op: str, args: tuple[Arg, ...], results: tuple[Value | None, ...]) -> None:

@@ -89,7 +89,7 @@ def of_all(reader: Reader, call: Call) -> bool:
 @knows("var_mean", "var_mean.dim", "std_mean", "std_mean.dim")
 def deviation(reader: Reader, call: Call) -> bool:
     x, (base, _, kind) = reader.of(call.args[0]), call.op.partition(".")
-    if not x.floats:
+    if not x.floats or not x.shape:
         return False
     given = None if kind == "" else call.args[1]
     kept = bool(call.args[3]) if kind else False
@@ -166,7 +166,7 @@ def index(reader: Reader, call: Call) -> bool:
     x, (result,) = reader.of(call.args[0]), call.results
     assert result is not None
     if call.op == "index_select":
-        d, number = int(call.args[1]) % len(x.shape), reader.of(call.args[2])  # type: ignore[arg-type]
+        d, number = int(call.args[1]) % max(len(x.shape), 1), reader.of(call.args[2])  # type: ignore[arg-type]
     else:
         given = call.args[1]
         assert isinstance(given, tuple)
@@ -174,7 +174,7 @@ def index(reader: Reader, call: Call) -> bool:
         if len(there) != 1:
             return picks.index(reader, call)
         d, number = there[0], reader.of(given[there[0]])
-    if number.dtype not in ("int64", "int32") or (call.op == "index_select" and not number.shape):
+    if number.dtype not in ("int64", "int32") or (call.op == "index_select" and not (x.shape and number.shape)):
         return False
     reader.add(IndexRows(x.shape, d, number.shape), [x, number], [result.name])
     return True

@@ -250,7 +250,7 @@ def _pad(reader: Reader, call: Call, mode: str) -> bool:
 def flip(reader: Reader, call: Call) -> bool:
     x, (result,) = reader.of(call.args[0]), call.results
     assert result is not None
-    dims = [int(d) % len(x.shape) for d in call.args[1]]  # type: ignore[union-attr,arg-type]
+    dims = [int(d) % len(x.shape) for d in call.args[1] if x.shape]  # type: ignore[union-attr,arg-type]
     _chain(reader, x, [lambda s, d=d: flipped(s, d) for d in dims], result.name)
     return True
 
