@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from click.testing import CliRunner
+from networks_on_ranks import package
 from small_networks import exported, seeded
 from torch import Tensor, nn, randn
 
@@ -28,6 +30,7 @@ from convgen.program.lower import lower
 from convgen.spec.graph_file import write_graph
 from convgen.spec.network_plan import read_plan, write_plan
 from convgen.verify.network import check_network, report_text
+from convgen.verify.virtual import World
 
 LASSEN = load_machine("lassen")
 
@@ -107,6 +110,28 @@ def test_a_network_is_as_right(again: tuple[str, ...], grid: dict[str, int]) -> 
     assert all(any(label.startswith(f"{path}_") for label in blocks) for path in again)
     report = check_network(compiled, tensors)
     assert report.ok, report_text(report)
+
+
+def test_two_calls_may_come_before_their_backward_passes() -> None:
+    """Each is computed again with its own masks, though the step of random draws has gone on."""
+    compiled, x = laid_out(("one", "two"), N=2), randn(2, 3, 3, 13, 10).double()
+    with package(compiled.package().files) as net:
+
+        def program(end: Any) -> None:
+            mesh = net.init_mesh("cpu", transport=end)
+            blocks = [net.scatter("x", one, mesh) for one in x]
+
+            def gradients(*, first: bool) -> dict[str, Tensor]:
+                model = net.Network(mesh, seed=0)
+                calls = (model(block).square().sum() for block in blocks)
+                for y in [*calls] if first else calls:
+                    y.backward()
+                return model.full_gradients()
+
+            both, alone = gradients(first=True), gradients(first=False)
+            assert all(torch.equal(both[n], alone[n]) for n in alone)
+
+        World(2).run(program)
 
 
 class Excited(nn.Module):

@@ -293,6 +293,7 @@ class NetworkModule(WholeState):
         if drawn is not None:
             mask = self._mask(drawn)
             slots |= {f"[{n}]": mask for n in self._seeds}
+        read = known if drawn is None else {n: t for n, t in known.items() if n not in self._seeds}  # mask is a copy
         self._calls += 1
         nans: list[str] | None = [] if compares(self._calls) else None
         names = tuple(learns)
@@ -303,7 +304,7 @@ class NetworkModule(WholeState):
             surrounded = slots[f"{name}{HALO}"] = slots[name]
             if name in linked.forward(names).given:
                 slots[name] = taken_from(surrounded, box, here.held(net.split(name, count)))
-        call = Called(linked, names, own, slots, nans, known)
+        call = Called(linked, names, own, slots, nans, read)
         made = self._as_given(run_steps(call, tensors))
         if nans is not None:
             refuse_nans(here, "".join(nans))

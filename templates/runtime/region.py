@@ -35,7 +35,7 @@ class Called:
         names: the tensors that want gradients; `slots`: their slots; `others`: by slot, the other tensors that are
             given.
         nans: a list that takes the words for the first row that makes a NaN; None where nobody looks for NaNs.
-        stored: parameters and buffers, by name.
+        stored: parameters and buffers that steps read as they are, by name.
 
     Attributes:
         kept: what backward reads, without its tensors, which autograd keeps.
