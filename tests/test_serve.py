@@ -156,6 +156,27 @@ def test_bytes_that_are_foreseen_are_those_that_are_taken(package: Any, learns: 
         assert abs(foreseen - mode.peak) <= 0.1 * mode.peak, (rank, n, h, w, foreseen, mode.peak)
 
 
+class Filled(nn.Module):
+    """Zeros, ones and numbers in order, made of no tensor."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.cat([torch.zeros_like(x[:, :1]), x], 1) + torch.arange(x.shape[3], dtype=x.dtype)
+        return torch.relu(y * torch.ones(3, 1, 1))
+
+
+def test_bytes_are_foreseen_of_what_is_made_of_nothing(tmp_path: Path) -> None:
+    graph = exported(Filled(), (torch.zeros(2, 2, 6, 4),), name="filled").graph
+    net: Any = imported(compile_network(graph, Grid((("N", 2),))).package().files, tmp_path)
+    x = torch.randn(1, 2, 6, 4)
+    for rank in range(2):
+        model = net.Network(net.init_mesh("cpu", transport=Echo(rank, 2)))
+        with torch.no_grad():
+            assert torch.equal(model(x), Filled()(x))
+            with Allocations([x]) as mode:
+                y = model(x)
+            assert model.peak_bytes() == mode.peak >= y.numel() * 4
+
+
 @pytest.mark.parametrize("learns", [False, True])
 def test_what_is_foreseen_is_so_whatever_was_before(package: Any, learns: bool) -> None:
     """Ranks choose layouts by it, each after calls of its own: a norm's table is of the first and of the tenth."""

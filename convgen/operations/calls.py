@@ -53,19 +53,23 @@ class Call:
         plain = not (self.devices or any(isinstance(arg, (Slot, tuple)) for arg in self.given.values()))
         self.in_order = plain and self.positional == [Slot(k) for k in range(len(self.positional))]
 
-    def __call__(self, operands: tuple[Any, ...]) -> Any:
+    def __call__(self, operands: tuple[Any, ...], device: Any = None) -> Any:
         given = self.given
         if self.in_order and len(operands) == len(self.positional):
             return self.function(*operands, **given)
         if given:
-            here = operands[0].device if operands else None
+            here = operands[0].device if operands else device
             given = {name: here if name in self.devices else _value(arg, operands) for name, arg in given.items()}
         return self.function(*[_value(arg, operands) for arg in self.positional], **given)
 
 
-def call(op: str, args: tuple[Any, ...], operands: tuple[Any, ...]) -> Any:
-    """Call an operator on operands; the result is on their device, whatever device the arguments name."""
-    return Call(op, args)(operands)
+def call(op: str, args: tuple[Any, ...], operands: tuple[Any, ...], device: Any = None) -> Any:
+    """Call an operator on operands; the result is on their device, whatever device the arguments name.
+
+    Args:
+        device: that of a result of no operands; None: torch's default.
+    """
+    return Call(op, args)(operands, device)
 
 
 def _value(arg: Any, operands: tuple[Any, ...]) -> Any:
@@ -326,7 +330,7 @@ class Whole(Operation):
         return (Signature((), inputs, results, runs_empty=True),)
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
-        return _results(call(self.op, self.args, operands))
+        return _results(call(self.op, self.args, operands, at.device))
 
     def reference(self, *operands: Any) -> tuple[Any, ...]:
         """The same call: no other way is known."""

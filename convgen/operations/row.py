@@ -43,6 +43,7 @@ class At:
         low: torch's type of products under autocast; None without it.
         spare: for each operand and dimension, how many rows come behind those that are read (`Operation.spare`);
             `windows` and `inside` include them.
+        device: on which results are made of no operands; None: torch's default.
     """
 
     blocks: Mapping[str, Interval]
@@ -52,6 +53,7 @@ class At:
     parts: Mapping[str, int] = field(default_factory=dict[str, int])
     low: Any = None
     spare: tuple[tuple[int, ...], ...] = ()
+    device: Any = None
 
     def extent(self, index: str) -> int:
         """The number of elements of an index's block."""

@@ -186,7 +186,8 @@ class Stand(Plain):
     def at_blocks(self, blocks: dict[str, tuple[int, int]]) -> At:
         """Local code's place for these blocks of the row's indices."""
         at = standing(self.signature, blocks)
-        return replace(at, parts=self.parts, low=self.low) if self.parts or self.low is not None else at
+        special = self.parts or self.low is not None or not self.signature.inputs
+        return replace(at, parts=self.parts, low=self.low, device=self.device) if special else at
 
     def made_shape(self, result: Operand, at: At) -> list[int]:
         """The shape of a rank's part of a result."""
