@@ -13,13 +13,17 @@ made from it is another state.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from weakref import WeakKeyDictionary
 
 from convgen.causal_vaes import adapter
 from convgen.errors import InputError
 from convgen.one_set import Asked, on_one_set, one_set, prepared, with_forward
+from convgen.packages import runtime_of
 from convgen.parallel import GridLike, How, Prepared, how_of, mesh_of
 from convgen.spec.containers import Node, Slot, filled, slots, tree_of
 from convgen.spec.exported_open import FOLLOWS, Opened
@@ -193,7 +197,8 @@ def _two(name: str, made: Any) -> Any:
 
 
 class State:
-    """A stream's caches after a chunk, as this rank has them.
+    """A stream's caches after a chunk, as this rank has them. Copies, and what this process has pickled, are of the
+    same stream.
 
     Attributes:
         sizes: the chunk's number of samples, and other open extents.
@@ -209,6 +214,10 @@ class State:
         """Bytes of this rank's memory that it takes."""
         return sum(t.numel() * t.element_size() for t in self.blocks.values())
 
+    def __reduce__(self) -> Any:
+        key = _KEYS.setdefault(self.of, uuid.uuid4().hex)
+        return _state_again, (key, self.of.name, self.sizes, self.number, self.blocks, self.halos)
+
     def __repr__(self) -> str:
         return f"State {self.number} of {self.of.name}: {len(self.blocks)} caches, {self.bytes} bytes"
 
@@ -219,12 +228,14 @@ class Both:
     Attributes:
         inputs: by a cache's place, the name of the second graph's input for it.
         states: how many states have been made.
+        chunks: the stream's, as they have been made.
     """
 
     def __init__(self, name: str, first: Any, steady: Any, whole: bool) -> None:
         self.name, self.first, self.steady, self.whole, self.states = name, first, steady, whole, 0
         self.inputs = {path: slot.name for path, slot in slots(steady.call.arguments.trees[CACHES])}
         self._boxes: dict[Sizes, Mapping[str, Any]] = {}
+        self.chunks: list[Chunk] = []
 
     def boxes(self, sizes: Sizes) -> Mapping[str, Any]:
         """By cache of which a later chunk fetches rows, where it lies with these rows, by rank."""
@@ -234,6 +245,18 @@ class Both:
             of = self.steady
             self._boxes[sizes] = of._net.halos([*self.inputs.values()], of._mesh, sizes)
         return self._boxes[sizes]
+
+
+_KEYS: WeakKeyDictionary[Both, str] = WeakKeyDictionary()  # of streams whose states have been copied or pickled
+
+
+def _state_again(key: str, name: str, *others: Any) -> State:
+    """The state of a stream of this process. Raises InputError: it has no such stream, or no more."""
+    of = next((one for one, known in _KEYS.items() if known == key), None)
+    if of is None:
+        fact = f"a state of {name} is of a stream that this process doesn't have"
+        raise InputError(fact, hint="the process that pickled it, while its stream is there; or first(x), which begins")
+    return State(of, *others)
 
 
 class Chunk:
@@ -253,6 +276,7 @@ class Chunk:
         self.caches = {path: call.outputs[int(slot.name)] for path, slot in slots(caches)}
         self.chunk = [n for n in call.inputs if n not in {*both.inputs.values()} or self.is_first]
         self._refuse_other_layouts()
+        both.chunks.append(self)
 
     def _refuse_other_layouts(self) -> None:
         """Raises InputError: a later chunk begins with blocks of a cache that no block at a chunk's end contains."""
@@ -292,11 +316,87 @@ class Chunk:
             raise
         network._taken = {"states": "none" if state is None else f"state {state.number}"}
         halos = () if state is None else tuple(both.inputs[path] for path in state.halos)
-        boxes = both.boxes(known)
-        around = {out: boxes[n] for path, out in self.caches.items() if (n := both.inputs[path]) in boxes}
         given = [inputs[n] for n in network.call.inputs]
-        made, handed = network.handing_on(given, known, halos, around)
+        made, handed = network.handing_on(given, known, halos, self._around(known))
         return self._given(made, handed, known)
+
+    def peak_bytes(self, *, batch: int | None = None, **sizes: int) -> int:
+        """The most bytes of tensors that a call has at a time on this rank, beside parameters, buffers and what it is
+        given: of a later chunk, after whichever state takes most. Nothing of it is allocated, and nothing sent.
+
+        Args:
+            batch, sizes: the number of samples and other open extents by letter; the compiled ones by default.
+        Raises:
+            ValueError: there is no such letter, or the module computes something else for such sizes.
+        """
+        import torch
+
+        known, results = (
+            self._known(batch, sizes),
+            [self.network.call.outputs[int(s.name)] for _, s in slots(self.made)],
+        )
+        whole = frozenset((*self.chunk, *results) if self.both.whole else ())
+
+        def foreseen(halos: Sequence[str]) -> int:
+            wide = tuple(sorted(self.both.inputs[path] for path in halos))
+            kept = partial(self._blocks, sizes=known, device="meta")
+            manner = runtime_of(self.package).Manner(whole, wide, self._around(known), kept)
+            return self.network.foreseen(known, None, manner).peak_bytes
+
+        with torch.no_grad():
+            return max(map(foreseen, self._befores(known)))
+
+    def warm_up(self, shapes: Iterable[Mapping[str, int]]) -> None:
+        """Make ready what chunks of these sizes, by letter, need; as many sizes stay ready.
+
+        Raises:
+            ValueError: as of `peak_bytes`.
+        """
+        import torch
+
+        every = [self._known(None, sizes) for sizes in shapes]
+        network = self.network
+        network.keeps_shapes = max(network.keeps_shapes, 2 * len({*every}))  # after a first chunk, and a later one
+        with torch.no_grad():
+            for known in every:
+                for halos in self._befores(known):
+                    self._ready(known, halos)
+
+    def _known(self, batch: int | None, sizes: Mapping[str, int]) -> Sizes:
+        net = self.network._net
+        known: Sizes = net.opened(batch, sizes)
+        if unmet := net.unmet(known):
+            raise ValueError(unmet)
+        return known
+
+    def _around(self, sizes: Sizes) -> dict[str, Any]:
+        """By output that is a cache, the boxes in which a later chunk takes it."""
+        boxes = self.both.boxes(sizes)
+        return {out: boxes[n] for path, out in self.caches.items() if (n := self.both.inputs[path]) in boxes}
+
+    def _ready(self, sizes: Sizes, halos: Sequence[str]) -> Any:
+        """The steps of a call after a state in which these caches have their halos."""
+        wide = tuple(sorted(self.both.inputs[path] for path in halos))
+        return self.network.ready(sizes, wide, self._around(sizes))
+
+    def _befores(self, sizes: Sizes) -> list[tuple[str, ...]]:
+        """Of each kind of state that a call may take, the caches that have their halos."""
+        if self.is_first:
+            return [()]
+        begins, *_ = self.both.chunks
+        found = [begins._halos(begins._ready(sizes, ()).handed_on, sizes)]
+        while (later := self._halos(self._ready(sizes, found[-1]).handed_on, sizes)) not in found:
+            found.append(later)
+        return found
+
+    def _halos(self, handed: Sequence[str], sizes: Sizes) -> tuple[str, ...]:
+        """The caches that have their halos in the state after a call."""
+        boxes = self.both.boxes(sizes)
+        return tuple(
+            path
+            for path, name in self.both.inputs.items()
+            if (self.caches[path] in handed if path in self.caches else name in boxes)
+        )
 
     def _given(self, made: Any, handed: Sequence[str], sizes: Sizes) -> tuple[Any, State]:
         network, both = self.network, self.both
@@ -307,18 +407,22 @@ class Chunk:
             name = network.call.outputs[int(slot.name)]
             y = outputs[name]
             values[slot.name] = self.package.gather(name, y, network._mesh, batch=sizes) if both.whole else y
-        blocks: dict[str, Any] = {}
-        halos: list[str] = []
-        for path, name in both.inputs.items():
-            if path in self.caches:
-                out = self.caches[path]
-                blocks[path] = outputs[out].contiguous() if out in handed else self._own(out, outputs[out], name, sizes)
-                halos += [path] * (out in handed)
-            else:
-                blocks[path] = self._zeros(name, sizes)
-                halos += [path] * (name in both.boxes(sizes))
+        blocks = self._blocks(outputs, handed, sizes, network._net.device)
         both.states += 1
-        return filled(self.made, values), State(both, sizes, both.states, blocks, tuple(halos))
+        return filled(self.made, values), State(both, sizes, both.states, blocks, self._halos(handed, sizes))
+
+    def _blocks(
+        self, outputs: Mapping[str, Tensor], handed: Sequence[str], sizes: Sizes, device: str
+    ) -> dict[str, Tensor]:
+        """The caches after a call, of its outputs and of which of these have their halos."""
+        found: dict[str, Tensor] = {}
+        for path, name in self.both.inputs.items():
+            out = self.caches.get(path)
+            if out is None:
+                found[path] = self._zeros(name, sizes, device)
+            else:
+                found[path] = outputs[out].contiguous() if out in handed else self._own(out, outputs[out], name, sizes)
+        return found
 
     def _own(self, out: str, value: Tensor, name: str, sizes: Sizes) -> Tensor:
         """The block of an output that a later chunk takes."""
@@ -329,7 +433,7 @@ class Chunk:
         there = tuple(slice(b.start - a.start, b.stop - a.start) for a, b in zip(made, taken, strict=True))
         return value[there].contiguous()
 
-    def _zeros(self, name: str, sizes: Sizes) -> Tensor:
+    def _zeros(self, name: str, sizes: Sizes, device: str) -> Tensor:
         """A cache that is still zeros, with the rows around it."""
         import torch
 
@@ -338,7 +442,7 @@ class Chunk:
         shape = here.shape(of._net.split(name, sizes))
         if name in boxes:
             shape = [hi - lo for lo, hi in boxes[name][here.place.me]]
-        return torch.zeros(shape, dtype=of._net.types[name], device=of._net.device)
+        return torch.zeros(shape, dtype=of._net.types[name], device=device)
 
     def _state(self, args: Sequence[Any]) -> State:
         *_, state = (None, *args)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+import pickle
 from collections.abc import Callable, Iterator
 from functools import cache
 from math import prod
@@ -10,9 +13,12 @@ from typing import Any
 import pytest
 import torch
 from causal_vae import Vae, one_shot, seeded
+from echo import Echo
+from test_module_memory import Allocations
 from torch import Tensor, nn
 
 import convgen
+from convgen import streams
 from convgen.causal_vaes import adapter
 from convgen.errors import InputError
 from convgen.one_set import prepared
@@ -64,6 +70,11 @@ def on_ranks(
         return program(*chunks(module, asked, packages, mesh, whole=whole), transport)
 
     return World(prod(axes.values())).run(of_rank)
+
+
+def alive(name: str) -> int:
+    gc.collect()
+    return sum(type(one).__name__ == name for one in gc.get_objects())
 
 
 def streamed(first: Chunk, steady: Chunk, z: Tensor, each: int) -> tuple[Tensor, State]:
@@ -146,9 +157,9 @@ def test_one_stream_takes_any_size() -> None:
         assert "the state before is of N=1, H=5, W=6, the chunk of N=1, H=5, W=2" in said[0]
 
 
-def test_a_state_is_of_its_stream_and_may_be_used_again() -> None:
+def test_a_state_is_of_its_stream_and_may_be_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     given = decoder("H=2", (5, 6))
-    z = torch.randn(1, 3, 5, 5, 6, dtype=torch.float64)
+    z, pickled = torch.randn(1, 3, 5, 5, 6, dtype=torch.float64), dict[int, bytes]()
 
     def program(first: Chunk, steady: Chunk, transport: VirtualTransport) -> list[str]:
         said: list[str] = []
@@ -171,6 +182,10 @@ def test_a_state_is_of_its_stream_and_may_be_used_again() -> None:
         refused(RuntimeError, lambda: steady(z[:, :, 1:3], later if transport.rank else state))
         c, _ = steady(z[:, :, 1:3], state)  # nothing was lost
         assert torch.equal(a, c)
+        raw = pickled[transport.rank] = pickle.dumps(state)
+        for same in (copy.copy(state), copy.deepcopy(state), pickle.loads(raw)):
+            assert repr(same) == repr(state) and len(raw) < 2 * state.bytes + 10_000
+            assert torch.equal(steady(z[:, :, 1:3], same)[0], a)
         return said
 
     first, *rest = on_ranks(given, program)
@@ -179,7 +194,41 @@ def test_a_state_is_of_its_stream_and_may_be_used_again() -> None:
     assert "the last argument of a later chunk is the state before it, got a Tensor" in first[2]
     assert "got a type" in first[3]
     assert "states: state 1 on ranks [0], state 3 on ranks [1]" in first[4]
+    monkeypatch.setattr(streams, "_KEYS", {})  # as in another process
+    with pytest.raises(InputError, match="a state of Vae is of a stream that this process doesn't have"):
+        pickle.loads(pickled[0])
     assert all(one[4] == first[4] for one in rest)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_bytes_of_a_chunk_are_foreseen_and_its_steps_made_ready(whole: bool) -> None:
+    """Within a hundredth of the storages that a call makes; no step is made in a call of a size that is warm."""
+    z = torch.zeros(1, 3, 3, 5, 6, dtype=torch.float64)
+    module, asked, packages, _ = compiled(seeded(), (z[:, :, :1],), (z[:, :, 1:],), "H=2", open={"z": {"H": 3, "W": 4}})
+    net = load_package(packages["first"][1], files=packages["first"][2])
+    sizes, z = {"H": 32, "W": 20}, torch.randn(1, 3, 5, 32, 20, dtype=torch.float64)
+    for rank in range(2):
+        first, steady = chunks(module, asked, packages, net.init_mesh("cpu", transport=Echo(rank, 2)), whole=whole)
+        for chunk in (first, steady):
+            chunk.warm_up([sizes])
+            assert chunk.peak_bytes(**sizes) > chunk.peak_bytes()
+            for call in (lambda chunk=chunk: chunk.warm_up([{"K": 3}]), lambda chunk=chunk: chunk.peak_bytes(K=3)):
+                with pytest.raises(ValueError, match="sizes= are of N, H, W; got K"):
+                    call()
+        for again in (False, True):  # tables are made once
+            state: Any = None
+            for k, part in enumerate((z[:, :, :1], z[:, :, 1:3], z[:, :, 3:])):
+                chunk = steady if k else first
+                x = part if whole else chunk.package.scatter("z", part, first.network._mesh)
+                held = [*chunk.network.parameters(), *chunk.network.buffers(), *(state.blocks.values() if k else ())]
+                ready = alive("Linked")
+                with Allocations([x, *(getattr(t, "_block", t).detach() for t in held)]) as mode:
+                    y, state = chunk(x, *([state] if k else []), **({} if whole or k else {"sizes": sizes}))
+                assert alive("Linked") == ready
+                if again:
+                    foreseen = chunk.peak_bytes(**sizes)
+                    assert abs(foreseen - mode.peak) <= 0.01 * mode.peak, (rank, k, foreseen, mode.peak)
+                del y
 
 
 def test_both_graphs_have_one_set_of_weights() -> None:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from .foreseen import Foreseen, foresee
+from .foreseen import Foreseen, Manner, foresee
 from .handed_on import NONE, Boxes
 from .layout import Box
 from .linked import Linked
@@ -83,18 +83,18 @@ class AnySize:
 
         return known.of((count, self.training, apart, low, wide, tuple(around.items())), made, self.keeps_shapes)
 
-    def foreseen(self, count: Extents, me: int | None = None) -> Foreseen:
+    def foreseen(self, count: Extents, me: int | None = None, manner: Manner | None = None) -> Foreseen:
         """The memory that a call takes on this rank, or on the one at a position, with its backward pass where
         gradients are on."""
+        if manner is None:
+            manner = Manner(frozenset(self._net.values if self.gives_whole else ()))
         net, place, low = self._net, self._net.place(self._mesh), low_of(self._net.device)
         training, apart, position = self.training, self._apart(), place.me if me is None else me
         learns = self._learning
         recent: Recent = cast(Any, place.known).setdefault(("foreseen", net.identity), Recent())
         return recent.of(
-            (count, position, training, apart, low, learns),
-            lambda: foresee(
-                net, place, position, count, lambda name: training != (name in apart), low, learns, self.gives_whole
-            ),
+            (count, position, training, apart, low, learns, manner.whole, manner.wide, tuple(manner.around)),
+            lambda: foresee(net, place, position, count, lambda name: training != (name in apart), low, learns, manner),
             KEPT * len(place.ranks),
         )
 
@@ -126,9 +126,14 @@ class AnySize:
         for unmet in filter(None, map(self._net.unmet, every)):
             raise ValueError(unmet)
         self.keeps_shapes = max(self.keeps_shapes, len({*every}))
-        place, low, learns = self._net.place(self._mesh), low_of(self._net.device), self._learning
         for count in every:
-            self._linked(place, count, low, ()).forward(learns)
+            self.ready(count)
+
+    def ready(self, count: Extents, wide: tuple[str, ...] = (), around: Mapping[str, Boxes] = NONE) -> Linked:
+        """The steps of a call, ready to run."""
+        linked = self._linked(self._net.place(self._mesh), count, low_of(self._net.device), wide, around)
+        linked.forward(self._learning)
+        return linked
 
     def too_much(self, count: Extents) -> str:
         """Why a call of these sizes is refused by `limit_bytes`; "" where it fits."""

@@ -9,7 +9,7 @@ there.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,9 +18,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from convgen.operations.autocast import ASKED
 
+from .handed_on import NONE, Boxes
 from .linked import Linked, execute
 from .mesh import Place
 from .net import Extents, Net, Sized, gathered
+from .surrounded import HALO, taken_from
 from .transport import Group, Splits, ordered_sum, wide_type
 from .travel import RowHere
 
@@ -35,6 +37,25 @@ class Foreseen(NamedTuple):
     """
 
     peak_bytes: int
+
+
+class Manner(NamedTuple):
+    """What a call is beside plain: blocks in, blocks out.
+
+    Attributes:
+        whole: inputs of which each rank takes its block of a whole tensor, and outputs that are put together.
+        wide: inputs that come with the rows around their blocks; around: by output, the boxes in which another call
+            takes it, by rank.
+        then: is told the outputs by name, and which of them have such boxes; what it gives lives on with the outputs.
+    """
+
+    whole: frozenset[str] = frozenset()
+    wide: tuple[str, ...] = ()
+    around: Mapping[str, Boxes] = NONE
+    then: Callable[[Mapping[str, Tensor], Sequence[str]], object] = lambda *_: None
+
+
+PLAIN = Manner()
 
 
 class Nowhere:
@@ -102,7 +123,7 @@ class Ledger(TorchDispatchMode):
 
 def foresee(
     net: Net, place: Place, me: int, count: Extents, trains: Callable[[str], bool], low: torch.dtype | None,
-    learns: tuple[str, ...] = (), whole: bool = False,
+    learns: tuple[str, ...] = (), manner: Manner = PLAIN,
 ) -> Foreseen:  # fmt: skip
     """The memory that a call takes on the rank at a position, with its backward pass where something learns, and with
     outputs' gradients.
@@ -111,18 +132,17 @@ def foresee(
         count: the number of samples and other sizes.
         trains: says of a module whether it is in training; low: autocast's type.
         learns: names of parameters that want gradients.
-        whole: whether every rank takes its blocks of whole inputs, and puts whole outputs together.
     """
     asked, ASKED.types = ASKED.types, True  # kernels need memory; ATen's operators make the same shapes
     try:
-        return Foreseen(walk(net, place, me, count, trains, low, learns, whole))
+        return Foreseen(walk(net, place, me, count, trains, low, learns, manner))
     finally:
         ASKED.types = asked
 
 
 def walk(
     net: Net, place: Place, me: int, count: Extents, trains: Callable[[str], bool], low: torch.dtype | None,
-    learns: tuple[str, ...], whole: bool = False, like: Mapping[str, Tensor] = NOTHING_LIKE,
+    learns: tuple[str, ...], manner: Manner = PLAIN, like: Mapping[str, Tensor] = NOTHING_LIKE,
 ) -> int:  # fmt: skip
     """Run a call, and its backward pass where something learns, on tensors without memory; the most bytes at a time.
 
@@ -133,24 +153,31 @@ def walk(
     end: Any = Nowhere(place.ranks[me], len(place.ranks))
     ctx = Sized(net, count, low, "meta", alone=True)  # apart: what was called or foreseen before changes nothing
     dry = Place(f"{place.key} foreseen", place.ranks, me, end, None, {})
-    linked = Linked(net.steps, ctx, dry, trains)
+    linked = Linked(net.steps, ctx, dry, trains, manner.wide, manner.around)
     forward = linked.forward(learns)
     slots: list[Any] = [None] * forward.size
     here: Any = RowHere(net, dry, 0)  # type: ignore[arg-type]
     for slot, n in forward.given.items():
-        name = slot[1:-1] if slot.startswith("[") else slot
-        shape, memory = here.shape(net.split(name, count)), net.format(name)
+        name = slot[1:-1] if slot.startswith("[") else slot.removesuffix(HALO)
+        box, memory = linked.boxes.get(name), net.format(name)
+        shape = here.shape(net.split(name, count)) if box is None else net.shape(box, name)
         slots[n] = torch.empty(shape, dtype=net.types[name], device="meta", memory_format=memory)
         if slot in like:
             slots[n] = torch.empty_like(like[slot], device="meta")
     with torch.no_grad(), Ledger([t for t in slots if t is not None]) as ledger:
-        blocks = [torch.empty_like(slots[n]) for slot, n in forward.given.items() if whole and slot[0] != "["]
+        blocks = [torch.empty_like(slots[n]) for slot, n in forward.given.items() if slot in manner.whole]
+        for name, box in linked.boxes.items():
+            if (n := forward.given.get(name)) is not None:
+                slots[n] = taken_from(slots[n], box, here.held(net.split(name, count)))
+                blocks.append(slots[n])  # a call keeps what it is given
         execute(forward.codes, slots)
         outputs, kept = [slots[n] for n in forward.outputs], [slots[n] for n in forward.kept]
         slots.clear()
-        if whole:  # inputs' blocks live as long as outputs do
-            names = net.steps.outputs
-            blocks += [gathered(y, net.split(n, count), here) for n, y in zip(names, outputs, strict=True)]
+        made = dict(zip(net.steps.outputs, outputs, strict=True))
+        # Inputs' blocks live as long as outputs do.
+        blocks += [gathered(y, net.split(n, count), here) for n, y in made.items() if n in manner.whole]
+        also = manner.then(made, linked.handed_on)
+        del made, also
         if learns:
             dys: list[Tensor | None] = [torch.empty_like(y) if y.is_floating_point() else None for y in outputs]
             backward = linked.backward(learns, learns, tuple([dy is not None for dy in dys]))
