@@ -25,7 +25,7 @@ from convgen.cost.moving import PICOSECONDS
 from convgen.errors import InputError
 from convgen.exports.entry import Answer, Question, question_of
 from convgen.one_set import with_forward
-from convgen.packages import load_package
+from convgen.packages import load_package, runtime_of
 from convgen.parallel import How, on_mesh, target_of, together
 from convgen.spec.exported_examples import Inputs
 from convgen.spec.exported_open import Opened
@@ -173,7 +173,7 @@ class Served:
     def __init__(
         self, layouts: Sequence[Layout], prices: Callable[[], LayoutPrices], limit_bytes: int | None, whole: bool
     ) -> None:
-        self.layouts, self.whole, self._chooses = tuple(layouts), whole, len(layouts) > 1
+        self.layouts, self.whole, self._chooses, self._calls = tuple(layouts), whole, len(layouts) > 1, 0
         self._read = prices
         first = layouts[0].package.NET
         self.name: str = first.name
@@ -248,9 +248,13 @@ class Served:
         return known
 
     def _agreed(self, args: Sequence[Any], keywords: Mapping[str, Any], sizes: Mapping[str, int] | None) -> Layout:
-        """The layout of a call, once all ranks have come with the same sizes and found the same layout for them."""
+        """The layout of a call, once all ranks have come with the same sizes and found the same layout for them; at one
+        of so many calls, with the same values of whole inputs."""
+        import torch
+
         first, fault = self.layouts[0], None
-        net = first.package.NET
+        net, runtime = first.package.NET, runtime_of(first.package)
+        self._calls += 1
         facts: dict[str, object] = {}
         layout = first
         try:
@@ -260,6 +264,10 @@ class Served:
                 batch, sizes = sizes_of(first.package, inputs)
                 sizes = sizes if batch is None else {**sizes, "N": batch}
                 alike = {name: f"{x.dtype} {x.device.type} {x.layout} {[*x.shape]}" for name, x in inputs.items()}
+                if self._calls == 1 or self._calls % runtime.LOOKS == 0:
+                    dense = {name: x for name, x in inputs.items() if not (x.is_meta or x.layout != torch.strided)}
+                    values = ", ".join(f"{name} {runtime.sampled(x)}" for name, x in dense.items())
+                    alike["values of inputs"] = values
             known = self._opened(sizes or {})
             facts = net.said(known) | {"limit_bytes": self.limit_bytes} | alike
             layout = self._chosen(known)

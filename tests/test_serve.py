@@ -348,6 +348,10 @@ def test_a_method_is_served_in_several_layouts_on_one_set_of_parameters() -> Non
                 RuntimeError, match=r"ranks differ in a call, nothing was computed: z: torch\.float64 cpu"
             ):
                 served(wrong if rank else x)
+        served._calls = 99  # of a hundred calls one compares values
+        with pytest.raises(RuntimeError, match=r"values of inputs: z \[1, 2, 12, 10\] float64 \w+ on ranks \[0\]"):
+            served(x + rank)
+        served(x + rank)
         with pytest.raises((InputError, ValueError), match="scale"):
             served(torch.zeros(1, 2, 12, 10, dtype=torch.float64), scale=0.5 + rank / 4)
         with pytest.raises(InputError, match="layouts share parameters"):
