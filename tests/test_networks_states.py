@@ -170,3 +170,26 @@ def test_training_goes_on_as_it_would_have(kind: str, packages: Path, tmp_path: 
         assert again.state_dict()["convgen.seed"].to_local().tolist() == [5, 4]
 
     on_processes(program, 4)
+
+
+def test_a_whole_state_dict_is_in_the_sources_order_and_has_one_seed(packages: Path) -> None:
+    """What is no seed, or another one on another rank, is refused on all ranks; negative ones are seeds, too."""
+    net, names = package(0.25, "H4", packages), [*resnet(0.25).state_dict()]
+
+    def program(old: Any, mesh: Any) -> None:
+        model, rank = net.Network(mesh, seed=-3), net.NET.place(mesh).me
+        state = model.full_state_dict()
+        assert [*state] == names
+        for wrong in ({"seed": 3}, {"seed": 3, "step": 0.5}, {"seed": None, "step": 0}, {"seed": 2**70, "step": 0}):
+            state._metadata["convgen"] = wrong
+            with pytest.raises(ValueError, match="in the place of a seed and a step, whole numbers"):
+                model.load_full(state)
+        state._metadata["convgen"] = {"seed": 3 + rank % 2, "step": 1}
+        with pytest.raises(RuntimeError, match=r"convgen\.seed and step: \[3, 1\] on ranks \[0, 2\]"):
+            model.load_full(state)
+        assert model.state_dict()["convgen.seed"].to_local().tolist() == [-3, 0]
+        state._metadata["convgen"] = {"seed": -5, "step": 1}
+        model.load_full(state)
+        assert model.state_dict()["convgen.seed"].to_local().tolist() == [-5, 1]
+
+    on_ranks(net, program)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import operator
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, cast
@@ -69,24 +70,35 @@ class WholeState(Entered):
         """
         own = [n for n in (*self._learnt, *self._buffered) if n not in self._seeds]
         facts: dict[str, object] = {}
-        drawn: Mapping[str, Any] = {}
+        drawn: dict[str, Tensor] = {}
         fault: Exception | None = None
         try:
-            drawn = (getattr(state, "_metadata", None) or {}).get(DRAWN, {})
+            metadata = getattr(state, "_metadata", None)
             state = self._checked(state, own)
             taken = hashlib.sha256("".join(f"{n} {sampled(state[n])}\n" for n in own if n in state).encode())
+            drawn = self._drawn(state, metadata)
             facts = {"values of the state": taken.hexdigest()[:8]}
+            facts |= {f"{n} and step": pair.tolist() for n, pair in drawn.items()}
         except Exception as error:  # whatever it is that one rank has in the place of a state
             fault = error
         self._enter("load_full", self._net.here(self._mesh), facts, fault)()
         for name in own:
             if name in state:
                 self._fill(name, state[name].detach())
-        for name in self._seeds:
-            if "seed" in drawn:
-                self._fill(name, torch.tensor([drawn["seed"], drawn["step"]]))
-            elif name in state:  # as in `state_dict`
-                self._fill(name, local(state[name]))
+        for name, pair in drawn.items():
+            self._fill(name, pair)
+
+    def _drawn(self, state: Mapping[str, Tensor], metadata: Any) -> dict[str, Tensor]:
+        """The seed and the step of random draws that a whole state dict has, if it has them."""
+        said = (metadata or {}).get(DRAWN)
+        if said is None:  # perhaps as in `state_dict`
+            return {n: local(state[n]).detach().cpu() for n in self._seeds if n in state}
+        try:
+            pair = torch.tensor([operator.index(said[key]) for key in ("seed", "step")])
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            fact = f"{self._net.name}: the state's metadata has {said!r} in the place of a seed and a step"
+            raise ValueError(f"{fact}, whole numbers; full_state_dict gives these") from error
+        return dict.fromkeys(self._seeds, pair)
 
     def _checked(self, state: Mapping[str, Tensor], own: Sequence[str]) -> Mapping[str, Tensor]:
         """A whole state dict, complex values as pairs; refused where it is not the source's."""
@@ -102,7 +114,7 @@ class WholeState(Entered):
                 got = "one on meta" if isinstance(t, Tensor) else type(t).__name__  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise TypeError(f"{self._net.name}: {n} is to be a whole tensor, got {got}")
         state = {n: as_pairs(t) if self._aliases.get(n, n) in self._pairs else t for n, t in state.items()}
-        for name in own:
+        for name in (*own, *self._seeds):
             wanted = self._net.stored[name].extents
             if name in state and tuple(state[name].shape) != wanted:
                 got = tuple(state[name].shape)
@@ -160,7 +172,9 @@ class WholeState(Entered):
             for name, value in self._known.items()
             if self._buffered.get(name) not in ("seed", "constant")
         }
-        state: Any = OrderedDict(found | {name: found[same] for name, same in self._aliases.items()})
+        found |= {name: found[same] for name, same in self._aliases.items()}
+        order = [n for n in self.state_dict() if n in found]  # the source's
+        state: Any = OrderedDict((n, found[n]) for n in dict.fromkeys((*order, *found)))
         state._metadata = OrderedDict()
         for name in self._seeds:
             state._metadata[DRAWN] = dict(zip(("seed", "step"), local(self._known[name]).tolist(), strict=True))
