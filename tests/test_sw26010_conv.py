@@ -195,6 +195,16 @@ def test_the_choice_by_running_both() -> None:
     assert len(only.plans) == 1 and only.refusal == "C=64 is below 128"
 
 
+@pytest.mark.parametrize("phase", PHASES)
+def test_columns_of_padding_alone_that_begin_before_the_image(phase: Phase) -> None:
+    """As the first of y's columns has them where a rank has no other: no CPE gets a row, on any level."""
+    problem = ConvProblem(2, 2, 3, Axis(5, 5, 2, padding=1), Axis(2, 1, 1, 3, 2))
+    given = operands(problem)[phase]
+    for level in ("messages", "exact", "fast"):
+        run = run_conv(explicit_plan(problem, phase, TAKEN, "float64"), *given, level=level)
+        assert np.array_equal(run.result, reference(problem, phase, *given)) and not run.result.any()
+
+
 @pytest.mark.parametrize("phase", ["forward", "backward_data"])
 def test_a_trial_s_clock_has_the_transfers_of_the_run_alone(phase: Phase) -> None:
     """With a stride a tap meets one row of several."""

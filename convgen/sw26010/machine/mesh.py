@@ -140,8 +140,8 @@ class VectorMesh:
         self, into: Buffer, source: Dram, row: Array, column: int, at: int, elements: int, *, where: Array
     ) -> None:
         """As a CPE's dma_get_line, of a line each, by the CPEs `where` says. Raises DmaFault."""
-        transfers.check_line(into, at, elements)
         if where.any():
+            transfers.check_line(into, at, elements)
             transfers.begin_get(into, source)
             into.array[where, 0, at : at + elements] = self._lines(source, row[where], column, elements)[row[where]]
             total = int(where.sum())
@@ -151,9 +151,9 @@ class VectorMesh:
         self, target: Dram, buffer: Buffer, row: Array, column: int, at: int, elements: int, *, where: Array
     ) -> None:
         """As a CPE's dma_put_line, of a line each, by the CPEs `where` says. Raises DmaFault, PrecisionFault."""
-        transfers.check_line(buffer, at, elements)
-        contents = transfers.check_put(buffer, target)
         if where.any():
+            transfers.check_line(buffer, at, elements)
+            contents = transfers.check_put(buffer, target)
             line = contents[where, 0, at : at + elements]
             self._lines(target, row[where], column, elements)[row[where]] = line
             total = int(where.sum())
