@@ -29,7 +29,7 @@ from convgen.sw26010.machine.table import table
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """Seconds of a phase of all images, B at a time: of it all, of its products, and of copies of y."""
+    """Seconds of a phase of all images with B images a product: of the whole, of the products, and of copies of y."""
 
     phase: Phase
     images: int
@@ -39,7 +39,7 @@ class Blocked:
 
 
 def blocked(problem: ConvProblem, phase: Phase, images: int, dtype: Dtype = "float32") -> Blocked:
-    """Of B images at a time, by the model. Raises InputError: more than there are."""
+    """The phase with B images a product, by the model. Raises InputError: more images than there are."""
     rates, fitted = taken_rates(), load_rates().fitted()
     if phase == "backward_filter":
         terms = conv_terms(explicit_plan(problem, phase, rates, dtype, images), rates)

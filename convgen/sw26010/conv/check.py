@@ -26,7 +26,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A plan of a phase, run: its largest error beside what rounding allows, and whether events and LDM are as said."""
+    """A run of a phase's plan: its largest error, what rounding allows, and whether events and LDM are as predicted."""
 
     phase: str
     plan: str

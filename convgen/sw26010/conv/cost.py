@@ -40,7 +40,7 @@ LIBRARY_MULTIPLES = (128, 32, 8)  # of M, N, K in the public library (swGEMM), w
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """Seconds that the taken rates give, by cause, and how many of each fitted constant."""
+    """Seconds that the taken rates give, by cause; and how many times each fitted constant counts."""
 
     fixed: tuple[tuple[str, float], ...]
     counts: tuple[tuple[str, float], ...]
@@ -120,7 +120,7 @@ def _explicit_terms(plan: ExplicitPlan, rates: Rates, *, library: bool) -> Terms
 
 
 def layout_seconds(plan: ImplicitPlan, rates: Rates) -> float:
-    """Of bringing images to (R, C, N, B) and the result back ([SW] 4.3); neighbours that keep it save that."""
+    """Seconds to bring images to (R, C, N, B) and the result back ([SW] 4.3); layers that keep the layout save them."""
     p = plan.problem
     x, y = (p.n, p.c, p.h, p.w), (p.n, p.f, p.h_out, p.w_out)
     to, back = {"forward": ([x], [y]), "backward_data": ([y], [x]), "backward_filter": ([x, y], [])}[plan.phase]

@@ -101,7 +101,7 @@ class ExplicitPlan:
 
 
 def most_columns(columns: Axis) -> int:
-    """The widest image of which a row of dx and a line of the columns fit into LDM, whole, other things equal."""
+    """Columns of the widest whole image of which a row of dx and a line of the columns fit into LDM together."""
     low, high = 0, SW26010.ldm_bytes // SLOT_BYTES
     reach = columns.dilation * (columns.kernel - 1) + 1
 
@@ -117,7 +117,7 @@ def most_columns(columns: Axis) -> int:
 
 
 def row_slots(columns: Axis) -> int:
-    """Of a row of dx in LDM, with what falls beside the image on either side."""
+    """LDM slots of a row of dx, with the elements that fall beside the image on either side."""
     return max(max(columns.padding, 0) + columns.extent, max(-columns.padding, 0) + columns.span)
 
 
@@ -165,9 +165,9 @@ def col2im_counts(problem: ConvProblem, dtype: Dtype) -> Counts:
 def col2im_operations(problem: ConvProblem, itemsize: int = 4) -> int:
     """DMA operations of the busiest CPE for one image in the nest of the public code.
 
-    CPEs have neighbouring rows of the padded images of all channels. Rows that all taps reach are taken as many at a
-    time as LDM holds with their lines, the K - 1 on either side one by one; with a stride all are. A get for each tap
-    that meets rows of dy, and a put.
+    A CPE has neighbouring rows of the padded images of all channels. It takes rows that all taps reach together, as
+    many as LDM holds with their lines, and the K - 1 rows on either side one by one; with a stride it takes every row
+    alone. Whatever it takes costs a get for each tap that meets rows of dy, and a put.
     """
     rows, taps = problem.rows, meeting("backward_data", problem.rows)
     padded = rows.extent + 2 * max(rows.padding, 0)

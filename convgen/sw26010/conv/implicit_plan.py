@@ -36,7 +36,8 @@ class ImplicitPlan:
     """A phase of a convolution by implicit GEMM.
 
     Args:
-        bb, ni, no: what the tensors have (see the table above); block_bb, block_ni, block_no: of that, in LDM.
+        bb, ni, no: the tensors' extents (see the table above).
+        block_bb, block_ni, block_no: how much of each is in LDM at once.
         columns: columns of the output whose tiles stay in LDM together (the paper's blocking on image width).
         one_more: read the superfluous column of the published nest.
     """

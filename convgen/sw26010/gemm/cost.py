@@ -28,7 +28,7 @@ Reals = NDArray[np.float64]
 
 
 def library_seconds(plan: GemmPlan, rates: Rates) -> float:
-    """What a product by the general library takes beside the mesh's work: a call, and every row of C, column-major."""
+    """Seconds of a product by the general library beside the mesh's work: of the call, and of every row."""
     return rates.library_call_s + rates.library_row_s * plan.m
 
 
@@ -50,7 +50,7 @@ def _flop_s(rates: Rates) -> float:
 
 
 def _block_of_c(plan: GemmPlan, bm: int, bn: int, bk: Any, ck: Any, compute: Any, rates: Rates) -> Reals:
-    """Of one block of C with its ck blocks of A and B, for several bk at once."""
+    """Seconds of one block of C with its ck blocks of A and B, for several bk at once."""
     size = plan.itemsize
 
     def transfer(elements: Any, along: Any) -> Any:  # blocks are a CPE's share of the contiguous axis
@@ -68,8 +68,8 @@ def _block_of_c(plan: GemmPlan, bm: int, bn: int, bk: Any, ck: Any, compute: Any
 def search_blocks(plan: GemmPlan, rates: Rates, bm_step: int = 128) -> GemmPlan:
     """The plan with the fastest blocks by `gemm_seconds`.
 
-    Looks at bm in multiples of `bm_step` up to 1024, bn of 32 up to 512, bk of 8, double buffered in 60 KB; of equally
-    fast ones at the first in this order.
+    Double-buffered blocks that fit into 60 KB are tried: bm in multiples of `bm_step` up to 1024, bn of 32 up to 512,
+    bk of 8. Of equally fast ones the first is taken, by bn, then bm, then bk.
 
     Args:
         bm_step: 128, as the published library has it (16 rows of registers on 8 CPEs), or 32.

@@ -17,7 +17,7 @@ from convgen.sw26010.machine.rates import Rates
 
 @dataclass(frozen=True, slots=True)
 class Oriented:
-    """The plan that was asked for, and the seconds of both by the model; None where its blocks don't fit."""
+    """The plan that was asked for, and both orientations' seconds by the model; None where the blocks don't fit."""
 
     plan: GemmPlan
     vectors: str

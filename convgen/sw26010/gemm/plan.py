@@ -31,8 +31,8 @@ class GemmPlan:
         dtype: of memory. Computation and messages are in double; a float32 C is rounded once, at the end.
         accumulate: C is read first.
         double_buffer: the next blocks of A and B arrive while these are multiplied.
-        a_transposed, b_transposed: as memory has the operand; its tiles are turned round in LDM.
-        images: C is the sum of so many products, of A's and B's one behind the other; it is read and written once.
+        a_transposed, b_transposed: memory has the operand's transpose; its tiles are transposed in LDM.
+        images: C is the sum of so many products, whose A and B lie one behind the other; it is read and written once.
     Raises:
         InputError: a size that is none, a block that is no multiple, or a dtype that memory can't hold.
     """

@@ -12,12 +12,13 @@ from convgen.sw26010.machine.faults import AccountFault
 class Counts:
     """Events of a run on the mesh.
 
-    `putr`/`putc` are broadcasts on the row and column buses, each received by 7 CPEs as `getr`/`getc`; `vmad`
-    is a multiply-add of 4 lanes (8 flops); `convert` a conversion of 4 lanes between float and double; `shuffle`
-    an instruction of a 4x4 transposition; `functions` an element of which a quotient, a root, a power, an
-    exponential or a logarithm is taken. `get`, `put`: bytes by block size in bytes (a block is what lies together in
-    memory). `cycles`: of one CPE, by instruction, waiting not counted. `loops`, `loop_bytes`: of the management core
-    over tensors in memory. `handshakes`: with core groups of the node; `sends`, `sent_bytes`: messages to other nodes.
+    `putr` and `putc` count broadcasts on the row and column buses; 7 CPEs receive each, as `getr` and `getc`. `vmad`
+    counts multiply-adds of 4 lanes (8 flops), `convert` conversions of 4 lanes between float and double, `shuffle`
+    instructions of 4x4 transpositions. `functions` counts elements of which the quotient, root, power, exponential or
+    logarithm is computed. `get` and `put` have bytes by block size in bytes; a block is what lies together in memory.
+    `cycles` are those of one CPE's instructions, without waiting. `loops` and `loop_bytes` count loops of the
+    management core, and the bytes of the tensors that they go over. `handshakes` are with core groups of the node.
+    `sends` and `sent_bytes` count messages to other nodes.
     """
 
     putr: int = 0
@@ -83,7 +84,7 @@ class Counts:
 
 
 def check_account(what: str, counts: Counts, expected: Counts) -> None:
-    """Raises AccountFault: a run counts what its closed form doesn't; names what, with both numbers."""
+    """Raises AccountFault: a run's events are not those of its closed form; it names them, with both numbers."""
     if counts == expected:
         return
     pairs = ((item.name, getattr(counts, item.name), getattr(expected, item.name)) for item in fields(counts))
@@ -92,7 +93,7 @@ def check_account(what: str, counts: Counts, expected: Counts) -> None:
 
 
 def total(parts: Iterable[Counts]) -> Counts:
-    """The parts, one after another."""
+    """The sum of the parts' events."""
     everything = Counts()
     for part in parts:
         everything.add(part)

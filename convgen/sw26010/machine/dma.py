@@ -81,15 +81,15 @@ def run_moves(moves: Moves) -> tuple[tuple[Event, ...], int]:
 
 
 def moves_seconds(moves: Moves, rates: Rates) -> float:
-    """Closed form: a round, and the bytes at the bandwidth of their blocks. A continuous piece has no other block
-    beside it to be slower than, so it goes at the best one."""
+    """Seconds by closed form: a round for every transfer, and its bytes. Strided blocks move at the bandwidth of their
+    size, a continuous piece at the best bandwidth."""
     together = CPES * moves.rows * moves.block_bytes
     speed = rates.bytes_per_s(moves.block_bytes) if moves.strided else rates.group.dma_bytes_per_s
     return moves.times * (rates.dma_round_s + together / speed)
 
 
 def events_seconds(events: tuple[Event, ...], rates: Rates, *, strided: bool) -> float:
-    """The same of a run's events, one after the other."""
+    """Seconds of a run's transfers by the same rates, one after the other."""
     seconds = 0.0
     for event in events:
         if event.kind in ("get", "put"):

@@ -57,13 +57,13 @@ class Cpe(LayerVectors):
         """Broadcast along the column; stalls while any of the 7 FIFOs is full. Raises MessageFault."""
         return self._put("c", message)
 
-    # The program may say whose message it takes the next one for: the hardware can't, so the emulator looks after it.
+    # A program may say which CPE it expects the next message from. The hardware can't check that; the emulator does.
     def getr(self, sender: int | None = None) -> Generator[None, None, Array]:
-        """The next message of the row bus; stalls while there is none. Raises MessageFault: of another column."""
+        """Take the next message of the row bus; stalls while there is none. Raises MessageFault: another column's."""
         return self._get("r", sender)
 
     def getc(self, sender: int | None = None) -> Generator[None, None, Array]:
-        """The next message of the column bus; stalls while there is none. Raises MessageFault: of another row."""
+        """Take the next message of the column bus; stalls while there is none. Raises MessageFault: another row's."""
         return self._get("c", sender)
 
     def _put(self, bus: str, message: Array) -> Stalls:
@@ -152,17 +152,17 @@ class Cpe(LayerVectors):
         contents = transfers.check_put(buffer, target)
         transfers.put_tile(self.counts, target, contents[:, at : at + elements], row, column)
 
-    # Registers: a block of C, 4 columns of up to 4 vectors.
+    # Registers hold a block of C: 4 columns of up to 4 vectors each.
     def load(self, buffer: Buffer, row: int, column: int) -> Array:
-        """Four neighbours of a row of the buffer, into a register."""
+        """Load four neighbouring elements of a row of the buffer into a register."""
         return buffer.doubles()[row, column : column + LANES].copy()
 
     def load_splat(self, buffer: Buffer, row: int, column: int) -> Array:
-        """One element in all four lanes of a register."""
+        """Load one element into all four lanes of a register."""
         return np.repeat(buffer.doubles()[row, column], LANES)
 
     def load_block(self, c: Buffer, columns: range, vectors: range) -> Array:
-        """Registers [column, vector, lane] with a block of C."""
+        """Load a block of C into registers [column, vector, lane]."""
         self.cycles += registers_cycles(len(columns), len(vectors))
         block = c.doubles()[columns.start : columns.stop, vectors.start : vectors.start + LANES * len(vectors)]
         return block.reshape(len(columns), len(vectors), LANES).copy()
@@ -189,7 +189,7 @@ class MessageMesh:
     def __init__(self, group: CoreGroup = SW26010, watch: Callable[[Sequence[Cpe]], None] | None = None) -> None:
         """
         Args:
-            watch: is shown the CPEs whenever each has run until it stalled.
+            watch: is called with the CPEs each time all of them have run until they stalled or ended.
         """
         self.group = group
         self.counts = Counts()

@@ -1,6 +1,6 @@
 """Vector instructions of layers between convolutions: element by element, sums over channels and samples, losses.
 
-A register that travels is the first row of a buffer of 1 x 4 doubles.
+A register that is sent to other CPEs is the first row of a buffer of 1 x 4 doubles.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class LayerVectors(Vectors):
 
     # Sums over a channel, of the first `elements` of a line.
     def add_moments(self, sums: Buffer, x: Buffer, elements: int) -> None:
-        """The moments of the line, merged into those in sums: a pass for the mean, one for the deviations."""
+        """Merge the moments of the line into those in sums; a pass makes the mean, another the deviations."""
         line = x.doubles()[0, :elements]
         mean = line.sum() / elements
         self.merge(sums, np.array((elements, mean, np.square(line - mean).sum())))
@@ -106,7 +106,7 @@ class LayerVectors(Vectors):
         sums.doubles()[0, 0] += x.doubles()[0, :elements].sum()
         self.counts.vadd += -(-elements // LANES)
 
-    # What a channel's factors make of its elements.
+    # Results of a channel's elements and its factors.
     def normalised(self, into: Buffer, x: Buffer, factors: Buffer) -> None:
         """into = a (x - mean) + h, of factors a, mean, h."""
         a, mean, h = factors.doubles()[0]
@@ -149,7 +149,7 @@ class LayerVectors(Vectors):
         self, dx: Buffer, x: Buffer, dy: Buffer, ratio: Buffer, lead: int, window: tuple[int, int], k: float, a: float,
         b: float,
     ) -> None:  # fmt: skip
-        """dx = dy s^-b - 2 a b x (sum of dy x s^(-b - 1) over the windows that have x); the addends stand in ratio."""
+        """dx = dy s^-b - 2 a b x (sum of dy x s^(-b - 1) over the windows that have x); `ratio` holds the addends."""
         lo, hi = window
         if not x.array.shape == dy.array.shape == ratio.array.shape:
             raise DmaFault(f"x, dy and ratio have {x.rows}, {dy.rows} and {ratio.rows} channels")
@@ -165,7 +165,9 @@ class LayerVectors(Vectors):
 
     # The softmax of a row of scores, and its cross entropy with the label's class.
     def softmax_loss(self, x: Buffer, loss: Buffer, label: Buffer, ignore: int) -> None:
-        """loss[0, :2] += log of the sum of exp(x) - x[label], 1, unless the label is `ignore`; x becomes its softmax.
+        """Add the loss log(sum of exp(x)) - x[label] to loss[0, 0] and 1 to loss[0, 1]; x becomes its softmax.
+
+        Where the label is `ignore` nothing is added.
 
         Raises:
             InputError: the label is no class.
@@ -181,7 +183,7 @@ class LayerVectors(Vectors):
         self.counts.functions += x.columns + 2
 
     def softmax_loss_backward(self, p: Buffer, label: Buffer, gradient: Buffer, ignore: int) -> None:
-        """p becomes gradient (p - 1 at the label's class); zeros where the label is `ignore`."""
+        """p becomes gradient * (p - 1) at the label's class, gradient * p elsewhere; zeros if the label is `ignore`."""
         scores, at = p.doubles()[0], _class(p, label, ignore)
         if at is None:
             scores[...] = 0.0
@@ -198,7 +200,7 @@ class LayerVectors(Vectors):
 
 
 def _along(rows: Array, window: tuple[int, int]) -> Array:
-    """Of every row the sum of rows r - lo to r + hi, of those that there are."""
+    """For every row r the sum of the rows r - lo to r + hi that exist."""
     lo, hi = (min(reach, rows.shape[0] - 1) for reach in window)
     found = rows.copy()
     for d in range(1, lo + 1):

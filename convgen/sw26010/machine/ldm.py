@@ -1,4 +1,4 @@
-"""The 64 KB scratchpad of a CPE: buffers, and what their contents are fit for."""
+"""The 64 KB scratchpad (LDM) of a CPE: its buffers, and the state of their contents."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Buffer:
         return self.array.shape[-1]
 
     def settled(self) -> Array:
-        """The contents, whatever their precision. Raises DmaFault: under way, or never written."""
+        """The contents, whatever their precision. Raises DmaFault: a dma_get is under way, or nothing was written."""
         if self.arriving:
             raise DmaFault(f"{self.name} is used before its dma_get was waited for")
         if not self.written:
@@ -46,7 +46,7 @@ class Buffer:
         return self.array
 
     def overwritten(self, *, floats: bool = False) -> Array:
-        """The slots, of which an instruction now makes all. Raises DmaFault: a dma_get is under way into them."""
+        """The slots, for an instruction that writes to them. Raises DmaFault: a dma_get is under way into them."""
         if self.arriving:
             raise DmaFault(f"{self.name} is written to before its dma_get was waited for")
         self.written, self.floats = True, floats
@@ -89,7 +89,7 @@ class Ldm:
         return self.buffers[-1]
 
     def check_arrived(self) -> None:
-        """Raises DmaFault: a dma_get is under way into a buffer. A program asks when it ends."""
+        """Raises DmaFault: a dma_get is still under way into a buffer when the program has ended."""
         for buffer in self.buffers:
             if buffer.arriving:
                 raise DmaFault(f"the program ends before the dma_get into {buffer.name} was waited for")

@@ -43,7 +43,7 @@ class Dram:
         return self._array.itemsize
 
     def __getitem__(self, index: int | tuple[int, ...]) -> Dram:
-        """The part at the leading indices. Raises DmaFault: an index outside, also a negative one."""
+        """The part at the leading indices. Raises DmaFault: an index is negative, or outside the tensor."""
         wanted = index if isinstance(index, tuple) else (index,)
         for axis, (at, extent) in enumerate(zip(wanted, self.shape, strict=False)):
             if not 0 <= at < extent:
@@ -64,17 +64,17 @@ class Dram:
 
     @property
     def pitch(self) -> int:
-        """From a row of a matrix to the next, in elements."""
+        """The distance from a row of a matrix to the next, in elements."""
         array = self._array
         # An axis of one element may have any stride in numpy, so a contiguous matrix is asked for its shape.
         return array.shape[-1] if array.flags.c_contiguous else array.strides[0] // array.itemsize
 
 
 def block_bytes(rows: int, columns: int, pitch: int, itemsize: int) -> int:
-    """What lies together of a region: one row of it, or all of it when rows follow each other.
+    """Bytes of a region that lie together: those of one row, or of the whole region if its rows follow each other.
 
     Args:
-        pitch: from a row to the next, in elements.
+        pitch: the distance from a row to the next, in elements.
     """
     return itemsize * (rows * columns if columns == pitch or rows == 1 else columns)
 

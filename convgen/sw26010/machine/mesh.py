@@ -39,7 +39,7 @@ Array = NDArray[Any]
 class Event:
     """A line of the log: a transfer starts or is waited for, or a step is computed.
 
-    `sizes`: bytes by block size for get and put; (ml, nl, kl) of a step's tile is `tile`.
+    `sizes` are the bytes of a get or a put by block size; `tile` is a step's tile (ml, nl, kl).
     """
 
     kind: Literal["get", "put", "wait", "step"]
@@ -109,7 +109,7 @@ class VectorMesh:
         return self._ldm.allocate(name, rows, columns, slot_bytes, lead=(MESH, MESH))
 
     def dma_get(self, into: Buffer, source: Dram, row: Any, column: Any) -> None:
-        """As a CPE's; `row` and `column` may differ from CPE to CPE. Raises DmaFault."""
+        """Every CPE's dma_get; `row` and `column` may differ from CPE to CPE. Raises DmaFault."""
         transfers.begin_get(into, source)
         part = Counts()
         rows, columns = into.rows, into.columns
@@ -129,7 +129,7 @@ class VectorMesh:
             self.events.append(Event("wait", buffer.name))
 
     def dma_put(self, target: Dram, buffer: Buffer, row: Any, column: Any) -> None:
-        """As a CPE's. Raises PrecisionFault, DmaFault."""
+        """Every CPE's dma_put. Raises PrecisionFault, DmaFault."""
         contents = transfers.check_put(buffer, target)
         part = Counts()
         for (i, j), (at, start) in self._places(row, column):
@@ -139,7 +139,7 @@ class VectorMesh:
     def dma_get_lines(
         self, into: Buffer, source: Dram, row: Array, column: int, at: int, elements: int, *, where: Array
     ) -> None:
-        """As a CPE's dma_get_line, of a line each, by the CPEs `where` says. Raises DmaFault."""
+        """A dma_get_line by each CPE for which `where` is true, of a row each. Raises DmaFault."""
         if where.any():
             transfers.check_line(into, at, elements)
             transfers.begin_get(into, source)
@@ -150,7 +150,7 @@ class VectorMesh:
     def dma_put_lines(
         self, target: Dram, buffer: Buffer, row: Array, column: int, at: int, elements: int, *, where: Array
     ) -> None:
-        """As a CPE's dma_put_line, of a line each, by the CPEs `where` says. Raises DmaFault, PrecisionFault."""
+        """A dma_put_line by each CPE for which `where` is true, to a row each. Raises DmaFault, PrecisionFault."""
         if where.any():
             transfers.check_line(buffer, at, elements)
             contents = transfers.check_put(buffer, target)
@@ -168,12 +168,12 @@ class VectorMesh:
         return view
 
     def pick(self, into: Buffer, source: Buffer, at: int, step: int) -> None:
-        """As a CPE's."""
+        """Every CPE's pick."""
         line = source.settled()[..., at : at + step * (into.columns - 1) + 1 : step]
         into.overwritten(floats=source.floats)[...] = line
 
     def add_line(self, into: Buffer, source: Buffer, at: int, step: int, *, where: Array) -> None:
-        """As a CPE's, of those that `where` says."""
+        """An add_line by each CPE for which `where` is true."""
         line = source.doubles()[where, 0]
         into.doubles()[where, 0, at : at + step * (source.columns - 1) + 1 : step] += line
         self.counts.vadd += int(where.sum()) * -(-source.columns // LANES)

@@ -1,7 +1,7 @@
 """The constants that turn counts into seconds: tuning/sw26010/rates.json.
 
-`taken` ones are published or measured by others, each with its source; `fitted` ones come out of [SW] Table 2
-(fit.py), with the cells that they come from.
+Those under `taken` are published or were measured by others; each has its source. Those under `fitted` come out of
+[SW] Table 2 (table2/fit.py).
 """
 
 from __future__ import annotations
@@ -25,13 +25,18 @@ TAKEN = ("dma_half_block_bytes", "gemm_kernel_efficiency", "dma_round_s", "libra
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Seconds of things.
+    """What turns counts into seconds.
 
-    `implicit_kernel_slowdown`: flops at peak take this many times longer in the implicit kernel (1 / efficiency).
-    `dma_round_s`: of every transfer that is waited for, and of every tile of the implicit kernel that is read,
-    multiplied or written. `im2col_operation_s`: of a DMA operation of im2col or col2im, beside im2col's bytes.
-    `col2im_element_s`: of an element of the matrix. `library_call_s`, `library_row_s`: of a product by the general
-    library, and of each row of its first matrix, column-major, whatever the other extents (`gemm/cost.py`).
+    Attributes:
+        dma_half_block_bytes: the block size at which strided DMA reaches half of its bandwidth.
+        gemm_kernel_efficiency: the part of peak at which the GEMM's kernel multiplies.
+        dma_round_s: seconds of every transfer that is waited for, and of every tile that the implicit kernel reads,
+            multiplies or writes.
+        library_call_s: seconds of a product by the general library beside its work on the mesh.
+        library_row_s: the same of each row of its first matrix, column-major, whatever the other extents.
+        implicit_kernel_slowdown: how many times longer flops take in the implicit kernel than at peak.
+        im2col_operation_s: seconds of a DMA operation of im2col or col2im, beside the bytes of im2col.
+        col2im_element_s: seconds of an element of the matrix that col2im reads.
     """
 
     dma_half_block_bytes: float
@@ -49,7 +54,7 @@ class Rates:
         return self.group.dma_bytes_per_s * block_bytes / (block_bytes + self.dma_half_block_bytes)
 
     def transfer_s(self, sizes: Mapping[int, int]) -> float:
-        """Bytes by block size, in seconds."""
+        """Seconds to move these bytes, given by block size."""
         return sum(size / self.bytes_per_s(block) for block, size in sizes.items())
 
     def fitted(self) -> dict[str, float]:

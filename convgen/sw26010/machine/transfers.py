@@ -17,7 +17,7 @@ Array = NDArray[Any]
 
 
 def begin_get(buffer: Buffer, source: Dram) -> None:
-    """What a get does to the buffer's state. Raises DmaFault: another is under way into it."""
+    """Mark the buffer: a get is now under way into it. Raises DmaFault: another already is."""
     if buffer.arriving:
         raise DmaFault(f"{buffer.name}: dma_get while another is under way into it")
     buffer.arriving = True
@@ -53,7 +53,7 @@ def check_line(buffer: Buffer, at: int, elements: int) -> None:
 
 
 def check_put(buffer: Buffer, target: Dram) -> Array:
-    """The buffer's contents, ready for a put. Raises PrecisionFault: another precision than memory's."""
+    """The buffer's contents, for a put. Raises PrecisionFault: they have another precision than memory."""
     contents = buffer.settled()
     if buffer.floats != (target.itemsize == 4):
         held, wanted = ("floats", "double") if buffer.floats else ("doubles", "float")

@@ -16,7 +16,7 @@ Array = NDArray[Any]
 
 
 class Taps(NamedTuple):
-    """Square windows along both axes of planes with `columns` columns, of which `outs` windows start."""
+    """Square windows over planes of `columns` columns, `outs` of them side by side."""
 
     kernel: int
     stride: int
@@ -26,7 +26,8 @@ class Taps(NamedTuple):
 
 
 def windows_of(plane: Array, taps: Taps, first: int, out: int, outs: int, outside: float) -> Array:
-    """[outs, taps.outs, K, K]: windows of y's rows [out, out + outs); `plane` has rows from `first`."""
+    """The windows of y's rows [out, out + outs), [outs, taps.outs, K, K]. `plane` has x's rows from `first` on;
+    elements beside x are `outside`."""
     top = out * taps.stride - taps.padding
     down = (outs - 1) * taps.stride + taps.kernel
     across = (taps.outs - 1) * taps.stride + taps.kernel
@@ -84,9 +85,9 @@ class Vectors:
         self.counts.vadd += kernel**2 * transfers.vectors(into)
 
     def spread_max(self, into: Buffer, source: Buffer, kernel: int) -> None:
-        """Of every kernel x kernel window of `into` the first largest element becomes source[r, q], the others zero.
+        """In every kernel x kernel window of `into` the first largest element becomes source[r, q], the others zero.
 
-        The window's largest is found again, and compared with.
+        Two comparisons an element are counted: one finds the window's largest, one tells which element it is.
         """
         rows, columns = source.rows, source.columns
         windows = into.doubles().reshape(rows, kernel, columns, kernel).transpose(0, 2, 1, 3)
@@ -104,10 +105,10 @@ class Vectors:
     def _windows(into: Buffer, source: Buffer, kernel: int) -> Array:
         return source.doubles().reshape(into.rows, kernel, into.columns, kernel)
 
-    # Windows that may overlap, on rows that lie in one line of `columns` elements each. Row 0 of x's line is row
-    # `first` of the plane, that of y's line is row `out`.
+    # Windows that may overlap. A buffer has several rows, one behind the other in a single line: x's begin with row
+    # `first` of the plane, y's with row `out`.
     def window_max(self, into: Buffer, x: Buffer, taps: Taps, first: int, rows: int, out: int, outs: int) -> None:
-        """The largest of every window of y's rows [out, out + outs), of what of it lies in the plane."""
+        """The largest element of every window of y's rows [out, out + outs); padding is never the largest."""
         taps = Taps(*taps)
         plane = x.doubles()[0, : rows * taps.columns].reshape(rows, taps.columns)
         made = windows_of(plane, taps, first, out, outs, -np.inf).max(axis=(2, 3))
@@ -115,7 +116,7 @@ class Vectors:
         self.counts.vmax += taps.kernel**2 * -(-made.size // LANES)
 
     def window_average(self, into: Buffer, x: Buffer, taps: Taps, first: int, rows: int, out: int, outs: int) -> None:
-        """The sum of every window by kernel^2: what lies in the padding counts as zeros."""
+        """The sum of every window divided by kernel^2; padding counts as zeros."""
         taps = Taps(*taps)
         plane = x.doubles()[0, : rows * taps.columns].reshape(rows, taps.columns)
         made = windows_of(plane, taps, first, out, outs, 0.0).sum(axis=(2, 3)) / taps.kernel**2
@@ -126,7 +127,7 @@ class Vectors:
         self, into: Buffer, x: Buffer, dy: Buffer, taps: Taps, first: int, rows: int, out: int, outs: int, at: int,
         lines: int,
     ) -> None:  # fmt: skip
-        """dx's rows [at, at + lines): the first largest element of every window gets the window's dy added."""
+        """dx's rows [at, at + lines): every window's dy is added to the window's first largest element."""
         taps = Taps(*taps)
         plane = x.doubles()[0, : rows * taps.columns].reshape(rows, taps.columns)
         found = windows_of(plane, taps, first, out, outs, -np.inf).reshape(outs, -1, taps.kernel**2)
@@ -142,7 +143,7 @@ class Vectors:
     def gather_average(
         self, into: Buffer, dy: Buffer, taps: Taps, out: int, outs: int, at: int, lines: int
     ) -> None:  # fmt: skip
-        """dx's rows [at, at + lines): every element of a window gets dy / kernel^2 added."""
+        """dx's rows [at, at + lines): every window's dy / kernel^2 is added to each of its elements."""
         taps = Taps(*taps)
         across = taps.outs
         row = ((out + np.arange(outs))[:, None] * taps.stride - taps.padding - at)[:, :, None]
@@ -156,7 +157,7 @@ class Vectors:
     def _gather(
         self, into: Buffer, dy: Buffer, row: Array, column: Array, taps: Taps, outs: int, lines: int
     ) -> None:  # fmt: skip
-        """Add dy to elements (row, column) of dx, where they are in the rows that `into` has and in the plane."""
+        """Add dy to those elements (row, column) of dx that lie in the plane and in the rows that `into` has."""
         share = dy.doubles()[0, : outs * taps.outs].reshape(outs, taps.outs)
         if row.ndim == 3:
             share = (share / taps.kernel**2)[:, :, None]
