@@ -2,7 +2,7 @@
 
 The largest message of step s of the halving has ceil(n / 2^s) elements, and a step crosses supernodes with all its
 messages or with none. What arrives is added by the four core groups, a quarter each, with the program of
-pointwise/stream.py: small messages come in small blocks, which DMA is slow for ([SW] 5.1).
+operations/stream.py: small messages come in small blocks, for which DMA is slow ([SW] 5.1).
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def crosses(network: Network, numbering: Numbering, distance: int) -> bool:
 
 
 def message_seconds(network: Network, numbering: Numbering, distance: int, elements: int) -> float:
-    """A step's message; a node sends and receives at once."""
+    """Seconds of a step's message; a node sends and receives at once."""
     per_byte = network.across_s_per_byte if crosses(network, numbering, distance) else network.inside_s_per_byte
     return network.latency_s + ITEM_BYTES * elements * per_byte
 
 
 def mesh_all_reduce_s(network: Network, numbering: Numbering, elements: int, rates: Rates) -> float:
-    """Both phases. `reduce_s_per_byte` of the network is not used: the additions are the meshes'."""
+    """Seconds of both phases. The network's `reduce_s_per_byte` is not used: the meshes' programs add."""
     plain = replace(network, reduce_s_per_byte=0.0)
     seconds = 0.0
     for distance, size in step_elements(network, elements):

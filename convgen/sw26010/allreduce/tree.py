@@ -16,7 +16,7 @@ ITEM_BYTES = 4
 
 
 def tree_seconds(network: Network, sizes: Iterable[int]) -> float:
-    """Closed form, of blobs with so many elements one after the other: log2 q steps inside, log2 p/q across, twice."""
+    """Seconds of blobs of these elements, one after the other: log2 q steps inside, log2 p/q across, both ways."""
     across = (network.nodes // network.supernode).bit_length() - 1
     inside = network.steps - across
     a_byte = inside * network.inside_s_per_byte + across * network.across_s_per_byte

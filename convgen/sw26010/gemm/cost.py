@@ -28,7 +28,7 @@ Reals = NDArray[np.float64]
 
 
 def library_seconds(plan: GemmPlan, rates: Rates) -> float:
-    """Seconds of a product by the general library beside the mesh's work: of the call, and of every row."""
+    """Seconds of a product by the general library beside the mesh's work: of the call, and of each row of C."""
     return rates.library_call_s + rates.library_row_s * plan.m
 
 

@@ -99,7 +99,7 @@ def _biased(shape: Sequence[int], dtype: Dtype) -> MeshRow:
 
 
 def _dropped(operation: Any, way: int, at: Any, dtype: Dtype) -> MeshRow | None:
-    """The management core draws the mask, which comes in the place of the seed."""
+    """The management core draws the mask, which is an operand in the place of the seed."""
     elements, factor = prod(_inside(at, 0)), 1 / (1 - operation.p) if operation.p < 1 else 0.0
     if not elements or not factor:
         return None
@@ -142,7 +142,7 @@ def _concatenated(operation: Any, way: int, at: Any, dtype: Dtype) -> MeshRow | 
 
 
 def _pooling(operation: Any, way: int, at: Any, dtype: Dtype) -> MeshRow | None:
-    """Square windows without dilation, of rows that have as much padding above as columns beside ([SW] 4.4)."""
+    """Square windows without dilation, with as much padding above as on the left ([SW] 4.4)."""
     average, taps = type(operation).__name__ == "AveragePool", {*operation.taps}
     if len(operation.shape) != 4 or len(taps) != 1 or way:
         return None
@@ -193,7 +193,7 @@ def _whole_pooling(operation: Any, way: int, at: Any, dtype: Dtype) -> MeshRow |
 
 
 def _one_a_channel(of: Any, shape: Sequence[int]) -> bool:
-    """Whether a rank has one of each channel's numbers: of all of it, or of the one part that it is."""
+    """Whether a rank has each channel's numbers once: those of the whole tensor, or of the only part that it holds."""
     keep: tuple[int, ...] = of.keep
     parted: set[int] = {*of.blocks}
     alone = of.size == 1 and 1 in keep and {*keep} - {1} == parted
@@ -250,7 +250,7 @@ def _moments_gradient(operation: Any, way: int, at: Any, dtype: Dtype) -> MeshRo
 
 
 def _centred(operation: Any, way: int, at: Any, dtype: Dtype) -> MeshRow | None:
-    """(x - mean) a + b; backward a dy, and three numbers a channel of sums."""
+    """(x - mean) a + b. Backward is a dy, and three numbers a channel, made of sums."""
     shape, numbers = _inside(at, 0), _inside(at, 1)
     if len(shape) < 2 or not prod(shape) or not _one_a_channel(operation.of, numbers):
         return None
@@ -277,7 +277,7 @@ def _centred(operation: Any, way: int, at: Any, dtype: Dtype) -> MeshRow | None:
 
 
 def _evaluated(operation: Any, way: int, at: Any, dtype: Dtype) -> MeshRow | None:
-    """(x - mean) w / deviation + b of what buffers hold; backward dy w / deviation, and sums a channel for w and b."""
+    """(x - mean) w / deviation + b, with mean and deviation of buffers; dw and db are sums over each channel."""
     shape = _inside(at, 0)
     if len(shape) < 2 or not prod(shape):
         return None
@@ -334,7 +334,7 @@ def _local_response(operation: Any, way: int, at: Any, dtype: Dtype) -> MeshRow 
 
 # ---- The loss ----
 
-NO_CLASS = -1  # a label that is ignored, in memory: floats have it, which they may not have the operation's own
+NO_CLASS = -1  # in memory, of samples that are ignored: a float may not have the number that the operation has for them
 
 
 def _cross_entropy(operation: Any, way: int, at: Any, dtype: Dtype) -> MeshRow | None:

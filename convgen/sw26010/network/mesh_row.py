@@ -25,11 +25,12 @@ class MeshRow:
 
     Attributes:
         forward: its tasks, in order.
-        backward: by operand, those of its gradient; none where it is the result's. `shared` come before them, where any
-            is wanted.
-        compute: results, and what backward reads, by a function that runs a task.
-        gradients: of the operands that are wanted, of what was kept and of results' gradients.
-        takes: whether it computes these operands; else the management core does.
+        backward: for each operand the tasks of its gradient; none where that is the result's gradient as it is.
+        shared: tasks that come before those of `backward` if any gradient is wanted.
+        compute: takes a function that runs a task, and the operands; gives the results, and what backward reads.
+        gradients: takes a function that runs a task, which operands want a gradient, what backward reads, and the
+            results' gradients; gives the operands' gradients.
+        takes: whether the mesh computes these operands; else the management core does.
     """
 
     forward: tuple[Task, ...]

@@ -1,6 +1,6 @@
 """Ranks as core groups of nodes: which node each is of, and who sums for it ([SW] 5.1, Algorithm 1).
 
-An axis M is of nodes (machines), and the others are core groups within; without it four ranks in a row are a node.
+An axis M numbers nodes, and the other axes number core groups of a node; without it four ranks in a row are a node.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CORE_GROUPS = 4
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """So many ranks, `each` of them on a node, in the order of the grid."""
+    """`ranks` core groups, `each` of them on a node, in the order of the grid."""
 
     ranks: int
     each: int

@@ -84,7 +84,7 @@ class _Predicted:
                 return []
 
     def _sum(self, step: Step) -> list[Task]:
-        """Where nothing but a sum moves; what else does is the transport's own."""
+        """Tasks of a step that sums over ranks. Whatever else moves is the transport's, which has no tasks."""
         moved = step.flow.moved if isinstance(step.flow, Start) else (step.flow,)
         kinds = [m for m in moved if isinstance(m, Moved) and m.conversion.kind == "all_reduce"]
         if not kinds or not self._is_float(step):

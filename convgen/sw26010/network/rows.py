@@ -1,7 +1,7 @@
 """Rows of a network as tasks of a core group: what forward and backward of a rank's part of a row run on the mesh.
 
-The same row is asked by the compiler, for its closed forms, and by a package, whose operations are classes of its own:
-a row is known by the name of its class, and by what it says of itself.
+The compiler asks for a row's tasks to have their closed forms, a package to run them. A package has classes of its own
+for operations; so a row is known by the name of its operation's class and by the attributes of that.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class _Product:
 
 
 def _product(subscripts: str, extent: Mapping[str, int], dtype: Dtype) -> _Product | None:
-    """None: an index that all three have, or letters of a matrix that don't stand together."""
+    """None where both operands and the result have an index, or the letters of a matrix don't stand together."""
     operands, result = subscripts.split("->")
     first, second = operands.split(",")
     summed = [i for i in first if i in second and i not in result]
@@ -135,7 +135,7 @@ def _product(subscripts: str, extent: Mapping[str, int], dtype: Dtype) -> _Produ
 
 
 def _contraction(operation: Any, way: int, at: Any, dtype: Dtype) -> MeshRow | None:
-    """A linear layer, or what else is one product of matrices; gradients are products too ([SW] 4.1)."""
+    """A linear layer, or anything else that is one product of matrices and has such gradients ([SW] 4.1)."""
     extent = {i: at.extent(i) for i, _ in operation.extents}
     operands, result = operation.subscripts.split("->")
     first, second = operands.split(",")

@@ -34,13 +34,14 @@ from convgen.sw26010.target.sums import Sum, run_sum, sum_counts, sum_seconds
 Array = NDArray[Any]
 SUPERNODE = 256
 LABEL, PART = "sums", "all-reduce"  # of an account
-# Messages among some ranks: (ranks, what goes to each, elements that come from each, of this type) to what has come.
+# Moves messages among some ranks: takes the ranks, what goes to each, how many elements come from each, and an array of
+# their type; gives what has come from each.
 Exchange = Callable[[tuple[int, ...], dict[int, Array], dict[int, int], Array], dict[int, Array]]
 
 
 @dataclass(frozen=True)
 class HandshakeTask:
-    """A node's core groups wait for each other: `count` initiations or confirmations of this one."""
+    """A node's core groups wait for each other; this one initiates or confirms `count` handshakes."""
 
     count: int
     kind = "sums"
@@ -83,7 +84,7 @@ class SumTask:
 
 @dataclass(frozen=True)
 class NodeAddTask:
-    """What has arrived from another node, added by the node's core groups, a share each at once."""
+    """What has arrived from another node is added by the node's core groups, each of which adds a share."""
 
     elements: int
     core_groups: int
@@ -116,7 +117,7 @@ class NodeAddTask:
 
 @dataclass(frozen=True)
 class MessageTask:
-    """A message to another node, and one from it at once; numbers go round the supernodes ([SW] 5.1)."""
+    """A message to another node while one comes from it; nodes are numbered round-robin ([SW] 5.1)."""
 
     nodes: int
     distance: int
@@ -148,7 +149,7 @@ class Halving(NamedTuple):
 
 
 def halvings(nodes: int, node: int, elements: int) -> list[Halving]:
-    """Of the reduce-scatter; the all-gather is the same backwards."""
+    """The steps of a node's reduce-scatter; its all-gather takes them backwards."""
     found: list[Halving] = []
     for distance, messages in halving_steps(nodes, elements):
         mine, theirs = messages[node], messages[node ^ distance]
@@ -157,7 +158,7 @@ def halvings(nodes: int, node: int, elements: int) -> list[Halving]:
 
 
 def sum_tasks(nodes: Sequence[Sequence[int]], rank: int, elements: int, dtype: Dtype) -> list[Task]:
-    """What a rank's core group does in a sum, by closed form; as `sum_over_nodes` has it."""
+    """The tasks of a rank's core group in a sum, by closed form; `sum_over_nodes` runs the same."""
     number = next(n for n, members in enumerate(nodes) if rank in members)
     members, size = nodes[number], np.dtype(dtype).itemsize
     leads, several = rank == members[0], len(members) > 1

@@ -32,7 +32,7 @@ class Task(Protocol):
 
     @property
     def kind(self) -> str:
-        """What reports add it up under."""
+        """The name under which reports add it up."""
         ...
 
     @property
@@ -90,7 +90,7 @@ class ProductTask:
     Vectors run along C's columns, which lie together: the mesh computes C^T = B^T A^T of column-major matrices.
 
     Args:
-        turned: by operand whether memory has its transpose: A as [inner, rows], B as [columns, inner].
+        turned: for A and for B, whether memory has the transpose: A as [inner, rows], B as [columns, inner].
     """
 
     rows: int
@@ -148,7 +148,8 @@ class OperationTask:
 class LoopTask:
     """A loop of the management core over whole tensors: what has no program of the mesh.
 
-    Its bytes take their time at the 9.9 GB/s of [SW] Principle 2; who runs it computes by itself, and tells the bytes.
+    Its bytes take their time at the 9.9 GB/s of [SW] Principle 2. The task computes nothing: who runs it does, and says
+    how many bytes that takes.
     """
 
     name: str

@@ -65,7 +65,7 @@ class _Planes:
         return min(most, round_up(-(-self.pixels // -(-MESH // self.n)), LANES))
 
     def add_moves(self, counts: Counts, piece: int, gets: int, puts: int = 0) -> int:
-        """Counts the planes that come and go; returns the pieces of all planes."""
+        """Add the transfers of all planes, `gets` in and `puts` out, to counts. Returns the pieces of all planes."""
         sizes, pieces = tiles_bytes((1, 1), (self.pixels, piece), itemsize(self.dtype))
         planes = self.n * self.c
         for block, size in sizes.items():
@@ -78,11 +78,11 @@ class _Planes:
         return planes * pieces
 
     def rounds_of(self, piece: int, waits: int, more: int) -> int:
-        """`waits` of a piece and `more` of a channel, of the CPE that has most."""
+        """Rounds of the CPE that has most: `waits` for each of its pieces and `more` for each of its channels."""
         return busiest(self.c, MESH) * (waits * busiest(self.n * -(-self.pixels // piece), MESH) + more)
 
 
-# What a kind reads, the numbers of a channel that it makes, and what it computes of a piece.
+# By kind: its title, what it reads, how many numbers it makes a channel, its instruction and that one's additions.
 _SUMS: dict[Sums, tuple[str, tuple[str, ...], int, str, int]] = {
     "moments": (
         "Count, mean and squared deviations", ("X",), 3, "add_moments(sums, x, min(PIECE, PIXELS - at))", 3,
@@ -97,7 +97,10 @@ _SUMS: dict[Sums, tuple[str, tuple[str, ...], int, str, int]] = {
 
 @dataclass(frozen=True, slots=True)
 class ChannelSums(_Planes):
-    """Numbers of every channel, in double: sums [C, 3], [C, 2] or [C, 1]; of x; dy, x and means [C, 1]; dy."""
+    """Sums over every channel, in double.
+
+    `moments` are sums [C, 3] of x; `products` sums [C, 2] of dy, x and means [C, 1]; `total` is sums [C, 1] of dy.
+    """
 
     kind: Sums = "moments"
 
@@ -149,7 +152,7 @@ class ChannelSums(_Planes):
         return self.rounds_of(self.piece, 1, 1 + (self.kind == "products"))
 
 
-# What a kind reads and makes, a channel's factors, the instruction and its additions.
+# By kind: its title, what it reads and makes, how many factors a channel has, its instruction and that one's additions.
 _MAKES: dict[Makes, tuple[str, tuple[str, ...], str, int, str, int]] = {
     "normalise": ("y = a (x - mean) + h", ("X",), "Y", 3, "normalised(y, x, factors)", 2),
     "combine": ("dx = a dy + p (x - mean) + q", ("X", "DY"), "DX", 4, "combined(dx, x, dy, factors)", 3),
@@ -159,7 +162,11 @@ _MAKES: dict[Makes, tuple[str, tuple[str, ...], str, int, str, int]] = {
 
 @dataclass(frozen=True, slots=True)
 class ChannelMap(_Planes):
-    """y or dx of x, or x and dy, and of factors [C, 3], [C, 4] or [C, 1] in double: a, mean, h; a, p, mean, q; b."""
+    """Elements of x, or of x and dy, and of factors of every channel in double.
+
+    `normalise` makes y, by factors [C, 3]: a, mean, h; `combine` dx, by factors [C, 4]: a, p, mean, q; `shift` y, by
+    factors [C, 1]: b.
+    """
 
     kind: Makes = "normalise"
 

@@ -61,12 +61,12 @@ class LocalResponse:
 
     @property
     def reach(self) -> int:
-        """Channels beside a block that are read, on either side: of s, and backward of the windows that have x."""
+        """Channels that are read on either side of a block: those that windows reach, backward windows of windows."""
         return self.size - 1 if self.backward else max(self.window)
 
     @property
     def block(self) -> int:
-        """Channels that a CPE makes at once: all, or the most beside which a row of LDM has 256 B; at least one."""
+        """Channels that a CPE makes at once: all, or the most of which LDM holds 32 pixels each; at least one."""
         for blocks in range(1, self.c + 1):
             block = -(-self.c // blocks)
             if self._pixels_beside(block) >= min(LEAST_PIECE, round_up(self.pixels, LANES)):
@@ -75,7 +75,7 @@ class LocalResponse:
 
     @property
     def rows(self) -> int:
-        """Channels in LDM."""
+        """Channels in LDM: a block and those on either side that are read."""
         return self.rows_of(self.block)
 
     def rows_of(self, block: int) -> int:
@@ -141,7 +141,7 @@ class LocalResponse:
         return everything
 
     def _heights(self) -> Iterator[int]:
-        """Channels that the blocks read."""
+        """How many channels each block reads."""
         for c in range(0, self.c, self.block):
             yield min(self.rows, self.c - max(0, c - self.reach))
 

@@ -50,7 +50,7 @@ class _Matrix:
 
     @property
     def tiles(self) -> tuple[int, int]:
-        """Down and across."""
+        """Tiles down and across."""
         return -(-self.rows // self.height), -(-self.columns // self.width)
 
     def matrix(self, name: str) -> Place:
@@ -68,7 +68,7 @@ class _Matrix:
 
     @property
     def busy(self) -> tuple[int, int]:
-        """Tiles down and strips of the CPE that has most."""
+        """Tiles of a strip, and strips, of the CPE that has most."""
         down, across = self.tiles
         return busiest(down, MESH), busiest(across, MESH)
 

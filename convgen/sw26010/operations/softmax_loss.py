@@ -29,12 +29,12 @@ MOST_CLASSES = TASK_LDM_BYTES // SLOT_BYTES - 4 * LANES
 
 @dataclass(frozen=True, slots=True)
 class SoftmaxLoss:
-    """Forward of x [N, CLASSES] and labels [N, 1]: p [N, CLASSES], and loss [1, 2] in double, the sum over samples and
-    how many they are; the mean is the management core's. Backward of p, labels and dloss [1, 1], the sum's gradient:
-    dx.
+    """Forward makes p [N, CLASSES] and loss [1, 2] of x [N, CLASSES] and labels [N, 1]. The loss is in double: the sum
+    over samples, and how many count; the management core divides. Backward makes dx of p, labels and dloss [1, 1], the
+    sum's gradient.
 
     Args:
-        ignore: a label of samples that don't count.
+        ignore: the label of samples that don't count.
     Raises:
         InputError: an extent below 1, another dtype, or classes that don't fit into LDM.
     """

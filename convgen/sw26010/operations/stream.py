@@ -23,7 +23,7 @@ Kind = Literal["relu", "relu_backward", "add", "times", "dropout", "sgd", "momen
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """What a kind reads and writes, its constants, and the vector instruction, with its additions and comparisons."""
+    """What a kind reads and writes, its constants, its vector instruction, and the additions and comparisons of it."""
 
     title: str
     gets: tuple[str, ...]
@@ -53,9 +53,9 @@ class Stream:
     """An operation over `elements` elements; forward and backward dropout are the same.
 
     Args:
-        constants: the factor of `times` and of `dropout` (1 / (1 - p)); of SGD the learning rate, the momentum, and the
-            factor of the weights that is added to the gradient: v = momentum v + g + decay w, w = w - rate v, as in
-            PyTorch.
+        constants: of `times` its factor; of `dropout` 1 / (1 - p); of `sgd` the learning rate and the decay; of
+            `momentum` the learning rate, the momentum and the decay, for v = momentum v + g + decay w and
+            w = w - rate v, as in PyTorch.
     Raises:
         InputError: no elements, another dtype, or other constants.
     """
@@ -126,5 +126,5 @@ class Stream:
 
     @property
     def rounds(self) -> int:
-        """One for what comes together and one for what goes, of every piece."""
+        """Two for every piece of the busiest CPE: one for what comes together, one for what goes."""
         return 2 * busiest(-(-self.elements // self.piece))

@@ -30,7 +30,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A tensor in memory: its shape, and how the program's DMA sees it, if otherwise."""
+    """A tensor in memory: its shape, and in `view` the shape that the program's DMA sees, if that is another."""
 
     name: str
     shape: tuple[int, ...]
@@ -48,7 +48,7 @@ class Operation(Protocol):
 
     @property
     def writes(self) -> tuple[Place, ...]:
-        """What it makes; a name that is read, too, is written in its place."""
+        """What it makes. A tensor of a name that it reads, too, is overwritten."""
         ...
 
     def program(self) -> str:
@@ -61,7 +61,7 @@ class Operation(Protocol):
 
     @property
     def rounds(self) -> int:
-        """Transfers that the busiest CPE waits for, those that come together as one."""
+        """Transfers that the busiest CPE waits for; those that come together count as one."""
         ...
 
 
@@ -95,7 +95,7 @@ def _given(what: str, place: Place, operand: Any) -> Array:
 
 
 def operation_seconds(operation: Operation, rates: Rates) -> float:
-    """Of DMA, with the rounds of the busiest CPE. Instructions and registers take less."""
+    """Seconds of its DMA, with the rounds of the busiest CPE. Instructions and messages take less."""
     counts = operation.cost()
     return rates.transfer_s(counts.get) + rates.transfer_s(counts.put) + operation.rounds * rates.dma_round_s
 
@@ -111,12 +111,12 @@ def itemsize(dtype: Dtype) -> int:
 
 
 def busiest(items: int, cpes: int = CPES) -> int:
-    """Of items that are dealt out."""
+    """Items of the CPE that has most of those that are dealt out."""
     return -(-items // cpes)
 
 
 def broadcasts(rows: int = 0, columns: int = 0) -> Counts:
-    """Registers that so many CPEs send to the other 7 of their row, and of their column."""
+    """Events of broadcasts: `rows` registers are sent along rows and `columns` along columns, to 7 CPEs each."""
     return Counts(putr=rows, getr=(MESH - 1) * rows, putc=columns, getc=(MESH - 1) * columns)
 
 

@@ -53,7 +53,7 @@ def pooling_text(pooling: Pooling) -> tuple[str, bool]:
 
 
 def windows_text(windows: Windows) -> tuple[str, bool]:
-    """The same of windows that may overlap, compared with sums and maxima over shifted views."""
+    """Both directions of windows that may overlap, compared with sums and maxima over shifted views."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((windows.n, windows.c, windows.h, windows.w)).astype(windows.dtype)
     dy = rng.standard_normal(windows.out_shape).astype(windows.dtype)

@@ -23,7 +23,7 @@ from convgen.sw26010.operations.task import HEADER, TASK_LDM_BYTES, Place, busie
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Pooling of x [N, C, H, W] by K x K windows, S apart; what of an average lies in the padding counts as zeros.
+    """Pooling of x [N, C, H, W] by K x K windows, S apart. In an average, padding counts as zeros.
 
     Raises:
         InputError: no window, a padding above half of the kernel, or rows that don't fit into LDM.
@@ -82,14 +82,14 @@ class Windows:
 
 
 def _most(rows: int, needed: Callable[[int], int]) -> int:
-    """The most rows, at least 1, that LDM holds; more rows need more of it, and a row a slot at least."""
+    """The most rows that LDM holds, at least 1. Every row more needs more of LDM, a slot at least."""
     most = min(rows, TASK_LDM_BYTES // SLOT_BYTES)
     return max(1, bisect_right(range(1, most + 1), TASK_LDM_BYTES, key=needed))
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Windows forward, x to y; or backward, dy and, of the maximum, x to dx."""
+    """Pooling forward, from x to y; or backward, from dy to dx. Backward of the maximum reads x, too."""
 
     windows: Windows
     backward: bool = False
@@ -134,7 +134,7 @@ class Pool:
 
     @property
     def rounds(self) -> int:
-        """One for what comes together and one for what goes, of every block of the busiest CPE."""
+        """Two for every block of the busiest CPE: one for what comes together, one for what goes."""
         return 2 * busiest(self.cost().put_ops)
 
 

@@ -55,7 +55,7 @@ class Reading:
 
     @property
     def bytes_per_s(self) -> float:
-        """Of all together, until the last is done."""
+        """Bytes a second of all processes together, until the last is done."""
         return float(self.moved.sum()) / self.last_s if self.last_s else 0.0
 
 

@@ -35,7 +35,7 @@ def _scaled(name: str, factor: Callable[[Cell], float]) -> Change:
 
 
 def _fitted(*names: str) -> Change:
-    """Times so much as is taken, a constant each."""
+    """The seconds of each of these causes are multiplied by a fitted constant."""
 
     def change(cell: Cell, rates: Rates) -> Terms:
         moved = tuple(part for part in cell.terms.fixed if part[0] in names)
@@ -70,7 +70,7 @@ def _by_outputs_and_copies(cell: Cell, rates: Rates) -> Terms:
 
 
 def _whole(cell: Cell) -> float:
-    """How many times as much copying it is if the part of a plane that fits into LDM counts too."""
+    """How many times as much is copied if the part of a plane that fits into LDM is copied, too."""
     plane = cell.problem.h_out * cell.problem.w_out
     return 1 / max(1 - 65536 / (8 * plane), 1e-9) if 8 * plane > 65536 else 1.0
 
@@ -92,7 +92,7 @@ CAUSES: tuple[tuple[str, Change, tuple[str, ...]], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """Mean errors of held-out cells; `fits`: the constants beyond FITTED that fit all cells, as parts of the taken."""
+    """Mean errors of held-out cells. `fits`: the constants beyond FITTED, fitted to all cells, by what is taken."""
 
     name: str
     constants: int
@@ -105,7 +105,7 @@ class Worth:
 
 
 def worths(taken: Rates) -> list[Worth]:
-    """Of every cause."""
+    """What each cause is worth."""
     return [
         _worth(name, [replace(c, terms=change(c, taken)) for c in cells(taken)], more) for name, change, more in CAUSES
     ]

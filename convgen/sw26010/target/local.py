@@ -51,8 +51,8 @@ class Processor:
         Args:
             first, second: x and w; dy and w; or dy and x, contiguous: x [N, groups C, H, W], w [groups F, C, K, K], dy
                 as y [N, groups F, H_out, W_out]; of three dimensions with D before H. Nothing is empty.
-            level: as `run_conv` has it; trials are timed on events, which message by message are not kept, and then
-                run with the mesh at once, in the order of the messages.
+            level: as `run_conv` has it. Trials are timed by events, which a run message by message doesn't keep: with
+                that level they run with the mesh at once, in the order of the messages.
         Returns:
             y, dx or dw, of the problem's dtype.
         """
@@ -74,7 +74,7 @@ class Processor:
     def _volume(
         self, plan: VolumePlan, first: Array, second: Array, level: Level
     ) -> tuple[Array, list[str], dict[str, Any]]:
-        """Tap after tap of the first dimension, added up on the mesh; the result, why its plans, and the account."""
+        """Tap after tap of the first dimension, added up on the mesh: the result, why these plans, and the account."""
         problem, depth = plan.problem, plan.problem.depth
         assert depth is not None
         rows, columns = problem.rows, problem.columns
@@ -140,7 +140,7 @@ class Processor:
         return total.reshape(out.shape[1:]), done, summed, reasons
 
     def _plan(self, problem: LocalProblem, share: Share) -> tuple[Plan, str]:
-        """The plan of a core group's next run, and why it."""
+        """The plan of a core group's next run, and why it is taken."""
         choice = share.choice
         if self.choosing == "model" or len(choice.plans) == 1:
             return choice.plan, "the only one" if len(choice.plans) == 1 else "by the cost model"

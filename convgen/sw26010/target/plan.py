@@ -57,7 +57,7 @@ class LocalProblem:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Of one core group: samples [first, last), and the plans for them, the fastest first."""
+    """One core group's samples [first, last), and the plans for them, the fastest first."""
 
     first: int
     last: int
@@ -103,7 +103,7 @@ def plan_local(problem: LocalProblem, core_groups: int) -> LocalPlan:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What a core group did, or will do: the plan, its events over all groups of the convolution, LDM of a CPE."""
+    """What a core group did, or will do: its plan, events of all groups of the convolution, bytes of a CPE's LDM."""
 
     plan: Plan
     counts: Counts
@@ -127,7 +127,7 @@ def predicted(plan: LocalPlan, kinds: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def account(plan: LocalPlan, done: Sequence[Done], summed: Counts | None) -> dict[str, Any]:
-    """Plain data: events are sums over the core groups, cycles and seconds the slowest one's and the sum's of dw.
+    """Plain data. Events are sums over the core groups; cycles and seconds are the slowest one's and those of dw's sum.
 
     `cycles` are of instructions of one CPE (kernel_cycles.py); `seconds` are the cost model's, rounded.
     """
@@ -172,7 +172,7 @@ def _seconds(plan: Plan) -> float:
 
 
 def _layout(plan: Plan, groups: int) -> dict[str, Any] | None:
-    """What bringing the images to (R, C, N, B) and back would take beside it; neighbours that keep it save that."""
+    """What it would take, besides, to bring images to (R, C, N, B) and back; layers that keep the layout save that."""
     if not isinstance(plan, ImplicitPlan):
         return None
     p, moved = plan.problem, Counts()

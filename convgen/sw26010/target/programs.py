@@ -17,13 +17,13 @@ from convgen.sw26010.target.plan import LocalPlan, plan_blocks
 from convgen.sw26010.target.sums import sum_counts, sum_program
 from convgen.sw26010.target.volume import AnyPlan
 
-# Of a CPE's 32: a block of C, a column of A's vectors, a row of B's elements.
+# Of a CPE's 32 registers the kernel takes those of a block of C, of A's vectors beside it and of B's elements above it.
 KERNEL_REGISTERS = REGISTER_ROWS // LANES * REGISTER_COLUMNS + REGISTER_ROWS // LANES + REGISTER_COLUMNS
 
 
 @dataclass(slots=True)
 class CpeProgram:
-    """A program, and its events in one call of the module: over its `runs` on all core groups that have it."""
+    """A program, and the events of all its `runs` in one call of the module, on all core groups that run it."""
 
     name: str
     text: str

@@ -29,7 +29,7 @@ SUMMED = (
 
 @dataclass(frozen=True, slots=True)
 class Tap:
-    """Of the first dimension: rows of y and of x that meet, and the plan for them; `add` puts the result to the sum."""
+    """A tap of the first dimension: the rows of y and x that meet, and their plan; `add` adds the result to the sum."""
 
     at: int
     y_rows: tuple[int, ...]
@@ -75,7 +75,7 @@ def plan_rank(problem: LocalProblem, core_groups: int) -> AnyPlan:
 
 
 def _add(flat: LocalProblem) -> Stream | None:
-    """Of a tap's result to the sum; the filter's gradient has none."""
+    """The addition of a tap's result to the sum; a filter's gradient has none."""
     if flat.phase == "backward_filter":
         return None
     channels = flat.f if flat.phase == "forward" else flat.c

@@ -64,7 +64,7 @@ PASSES: dict[str, tuple[tuple[str, int, int], ...]] = {
 
 
 def pass_bytes(name: str) -> int:
-    """Of an element of float32, by all passes of that name."""
+    """Bytes that all passes of that name read and write for an element of float32."""
     return FLOAT * sum(reads + writes for _, reads, writes in PASSES[name])
 
 
@@ -122,7 +122,7 @@ def _copies_s(elements: int, rates: Rates) -> float:
 
 
 def _product_s(m: int, n: int, k: int, rates: Rates) -> float:
-    """Of a product by the general library; m is the axis along which C lies together."""
+    """Seconds of a product by the general library; m is the axis along which C lies together."""
     smallest = GemmPlan(m=m, n=n, k=k, bm=32, bn=8, bk=8, dtype="float32", accumulate=False)
     plan = search_blocks(smallest, rates)
     return gemm_seconds(plan, rates) + library_seconds(plan, rates)

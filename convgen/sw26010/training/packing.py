@@ -24,7 +24,7 @@ PACKS = tuple(2**i for i in range(12, 30))  # bytes that a pack has at least
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """A layer's: its elements, and when the backward pass has it, in seconds from its start."""
+    """A layer's gradient: its elements, and the seconds from the backward pass's start until it is there."""
 
     name: str
     elements: int
@@ -45,7 +45,7 @@ class Reduced:
 
 
 def gradients(layers: Layers, batch: int, plans: Plans = "model") -> list[Gradient]:
-    """Of the layers that have parameters, in the order of the backward pass."""
+    """Gradients of the layers that have parameters, in the order of the backward pass."""
     times = layer_times(layers.layers, -(-batch // CORE_GROUPS), plans)
     found: list[Gradient] = []
     now = 0.0
@@ -57,17 +57,17 @@ def gradients(layers: Layers, batch: int, plans: Plans = "model") -> list[Gradie
 
 
 def backward_s(layers: Layers, batch: int, plans: Plans = "model") -> float:
-    """Of the whole backward pass."""
+    """Seconds of the whole backward pass."""
     return sum(time.backward_s for time in layer_times(layers.layers, -(-batch // CORE_GROUPS), plans))
 
 
 def copies_s(elements: int, rates: Rates) -> float:
-    """Into the pack and out of it, by four core groups."""
+    """Seconds to copy gradients into the pack and out of it, by four core groups."""
     return 2 * operation_seconds(Stream("relu", max(1, -(-elements // CORE_GROUPS))), rates)
 
 
 def packs_of(given: Sequence[Gradient], least_bytes: float) -> list[list[Gradient]]:
-    """Neighbours of the backward pass together, until a pack has `least_bytes`; the last may have fewer."""
+    """Packs of gradients that follow each other backward, each of `least_bytes` or more; the last may have fewer."""
     found: list[list[Gradient]] = [[]]
     for gradient in given:
         if found[-1] and 4 * sum(g.elements for g in found[-1]) >= least_bytes:

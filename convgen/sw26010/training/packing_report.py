@@ -26,7 +26,7 @@ from convgen.sw26010.training.step import nodes_network
 
 
 def paper_batch(layers: Layers) -> int:
-    """Of Table 3, or the file's."""
+    """Table 3's batch, or the file's."""
     row = read_table3().get(layers.name)
     return layers.batch if row is None else row.batch
 

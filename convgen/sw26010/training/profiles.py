@@ -49,12 +49,12 @@ class Profile:
 
     @property
     def seconds(self) -> float:
-        """Of all layers but local response normalisation."""
+        """Seconds of all layers but local response normalisation."""
         return sum(took.seconds for kind, took in self.kinds.items() if kind != LEFT_OUT)
 
     @property
     def images_per_s(self) -> float:
-        """Of four core groups."""
+        """Images a second of four core groups."""
         return 4 * self.samples / self.seconds
 
 

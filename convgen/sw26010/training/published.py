@@ -34,7 +34,7 @@ class Scaling:
 
 
 def csv_rows(name: str) -> list[dict[str, str]]:
-    """Of a file in tuning/sw26010, without its comments."""
+    """The rows of a file in tuning/sw26010, without its comments."""
     text = data_file("tuning", "sw26010", name).read_text(encoding="utf-8")
     return list(csv.DictReader(line for line in text.splitlines() if not line.startswith("#")))
 

@@ -31,7 +31,7 @@ PLANS: dict[Plans, str] = {
 
 
 def default_batches(layers: Layers, nodes: int) -> list[int]:
-    """Those of 6.3 for its numbers of nodes, else Table 3's, else the file's."""
+    """The batches that 6.3 has for these nodes, else Table 3's, else the file's."""
     points = [p.batch for p in read_scaling() if (p.network, p.nodes) == (layers.name, nodes)]
     if points:
         return points

@@ -75,7 +75,7 @@ def _conv_seconds(task: ConvTask, plans: Plans, rates: Rates) -> tuple[float, st
 
 
 def layer_times(layers: Iterable[Layer], samples: int, plans: Plans = "model") -> tuple[LayerTime, ...]:
-    """Of every layer on a core group with so many samples.
+    """Seconds of every layer on a core group with so many samples.
 
     Args:
         plans: as of `task_seconds`; or `caffe`: as the profiled public code ran them (caffe.py).
@@ -105,8 +105,8 @@ def _sum(parts: Iterable[tuple[float, str]]) -> float:
 class Step:
     """A step of `nodes` nodes with `batch` samples each.
 
-    `compute_s` of the slowest core group; `sum_s` of core group 0; `reduce_s` of the all-reduce; `update_s`; `read_s`
-    of the last node's mini-batch.
+    Seconds: `compute_s` of the slowest core group's layers, `sum_s` of the sum by core group 0, `reduce_s` of the
+    all-reduce, `update_s` of the update, `read_s` until the last node has its mini-batch.
     """
 
     batch: int
@@ -170,7 +170,7 @@ def nodes_network(nodes: int, latency_s: float | None = None) -> Network:
 
 @cache
 def read_seconds(batch: int, nodes: int, seed: int) -> float:
-    """Of the last of so many nodes that read a mini-batch each at once ([SW] 5.2)."""
+    """Seconds until the last of so many nodes has its mini-batch, where all read at once ([SW] 5.2)."""
     size, file_bytes = batch * IMAGE_BYTES, IMAGENET_IMAGES * IMAGE_BYTES
     starts = drawn_starts(nodes, size, file_bytes, IMAGE_BYTES, seed)
     return read_together(Striping(32, 256 * MIB), Disks(), starts, size).last_s
