@@ -195,6 +195,16 @@ def test_what_was_measured_before_is_not_measured_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("forked", "brief")
+def test_what_is_not_tried_is_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no time is left for candidates ATen's call stays, and none was tried."""
+    monkeypatch.setattr("convgen.tune.tuner.FINALS", 1.0)
+    view = Recorder()
+    (outcome,) = tuner(tmp_path, view, legal=first_three, seconds=1000.0).run([ONE])
+    assert view.labels == [] and outcome.entry is not None
+    assert outcome.entry.kernel == "aten" and outcome.entry.tried == 0 and "0 of " in outcome.entry.doubt
+
+
+@pytest.mark.usefixtures("forked", "brief")
 def test_measurements_of_other_versions_and_templates_are_not_used(tmp_path: Path) -> None:
     plain = candidates(PROBLEM, CPU)[0]
     for given, source in (({"torch": "1.0.0"}, plain.source), ({"torch": "2.13.0"}, "0" * 12)):

@@ -93,7 +93,7 @@ class Entry(_Form):
     share: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     bound: Literal["floor", "memory", "compute"]
     error: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    tried: Annotated[int, Field(ge=1)]
+    tried: Annotated[int, Field(ge=0)]
     of: Annotated[int, Field(ge=1)]
     effort: Literal["quick", "full"]
     versions: dict[str, str]

@@ -402,7 +402,7 @@ class Tuner:
             share=_short(bounds[bound] / us),
             bound=bound,  # pyright: ignore[reportArgumentType]
             error=_short(records.get(verdict.label, {}).get("error", 0.0)),
-            tried=max(1, len(search.told)),
+            tried=len(search.told),
             of=count,
             effort=self.effort,
             versions=self._versions,
