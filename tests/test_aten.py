@@ -297,12 +297,13 @@ def test_what_no_row_describes_runs_whole() -> None:
 
 def large(x: Tensor) -> Outputs:
     """Means and norms that float16 has, of numbers whose sums, and whose sums of squares, it has not."""
-    y = 900 + 100 * x.half()
+    y, small = 900 + 100 * x.half(), 1e-4 * x.half()
     wide = y.repeat(1, 1, 3, 3)
     return (
         wide.mean((0, 2, 3)), wide.mean(), wide.mean(1, keepdim=True), F.l1_loss(wide, 0 * wide),
         F.mse_loss(y / 9, 0 * y), F.smooth_l1_loss(wide, 0 * wide), y.norm(dim=(2, 3)), F.normalize(y, dim=1),
         F.cosine_similarity(y, y.flip(1)), torch.renorm(y, 2, 1, 500.0),
+        torch._weight_norm(small, small[:, :1, :1, :1], 0), F.normalize(small, dim=1, eps=1e-6),
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from convgen.operations.contraction import Contraction
 from convgen.operations.reductions import Reduce
 from convgen.operations.softmax import Softmax
 from convgen.operations.views import Expand, Permute, View
-from convgen.spec.aten.reader import Reader, Tensor, knows, promoted
+from convgen.spec.aten.reader import Reader, Tensor, knows, promoted, wide_of
 from convgen.spec.aten.seeds import dropped
 from convgen.spec.graph import Call, Ref
 
@@ -287,11 +287,10 @@ def weight_norm(reader: Reader, call: Call) -> bool:
 
     y = reader.tensors[result.name]
     over = tuple(k for k in range(len(v.shape)) if d == -1 or k != int(d) % len(v.shape))  # type: ignore[arg-type]
-    square = reader.made(f"{y.name}_square", v.shape, v.dtype)
-    reader.elementwise("square", (Ref(v.name),), square)
     shape = tuple(1 if k in over else n for k, n in enumerate(v.shape))
-    total, norm, factor = (reader.made(f"{y.name}_{n}", shape, v.dtype) for n in ("sum", "norm", "factor"))
-    reader.add(Reduce("sum", v.shape, over, True), [square], [total.name])
+    total = reader.made(f"{y.name}_squares", shape, wide_of(v))
+    norm, factor = (reader.made(f"{y.name}_{n}", shape, v.dtype) for n in ("norm", "factor"))
+    reader.add(Reduce("squares", v.shape, over, True), [v], [total.name])
     root(reader, total, norm)
     if len(g.shape) != len(shape):
         g = _wide(reader, g, shape, y.name)
