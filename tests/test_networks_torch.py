@@ -204,6 +204,11 @@ def test_what_a_network_cant_run_with_is_refused(kind: str, packages: Path) -> N
         refused("takes x, got 2 tensors", lambda m: m(x, x), TypeError)
         held = net.Network(mesh, parameters=kind).conv1.weight
         refused(r"x is to be this rank's block, a dense tensor, got a (DTensor|Block)", lambda m: m(held), TypeError)
+        for got, value in (("a list", [1]), ("one on meta", X.to("meta")), (type(held).__name__, held)):
+            with pytest.raises(TypeError, match=f"scatter takes the whole x, a dense tensor, got .*{got}"):
+                net.scatter("x", value, mesh)
+        with pytest.raises(TypeError, match="block reads x from an array with a shape, got list"):
+            net.block("x", [1], mesh)
         refused(r"x is on meta, and the network on cpu; x.to\('cpu'\)", lambda m: m(x.to("meta")))
         refused(r"is for cpu, and its parameters are on meta; model.to\('cpu'\)", lambda m: m.to("meta")(x))
         refused("missing fc.bias", lambda m: m.load_full({n: t for n, t in state.items() if n != "fc.bias"}), KeyError)

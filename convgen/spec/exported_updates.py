@@ -51,7 +51,8 @@ def in_order(
         first = Found(Call(op="clone", args=(Ref(name), None), results=(copy,), module="", kind=""), "")
         rest = [one if one.call.op == BATCH_NORM else replace(one, call=renamed(one.call, old)) for one in found]
         found = [first, *rest]
-        updates, outputs = ({n: old(v) for n, v in pairs.items()} for pairs in (updates, outputs))
+        updates = {buffer: old(v) for buffer, v in updates.items()}
+        outputs = {n: old(v) for n, v in outputs.items()}
 
 
 def _is_wanted(buffer: str, value: str, found: Sequence[Found], outputs: Mapping[str, str], leads: set[str]) -> bool:

@@ -230,7 +230,11 @@ class Net(OnGrid, Plain):
 
         Args:
             sizes: open extents by letter, where the value's shape doesn't say them.
+        Raises:
+            TypeError, ValueError: it is no dense tensor of the whole value's shape.
         """
+        if got := unlike_block(value) or "one on meta" * value.is_meta:
+            raise TypeError(f"{self.name}: scatter takes the whole {name}, a dense tensor, got {got}")
         layout = self._activation(name, value.shape, sizes)
         return ScatterValue.apply(value, layout, self.here(mesh))
 
@@ -314,6 +318,8 @@ class Net(OnGrid, Plain):
             halo: as for `region`.
         """
         known = self._known(name)
+        if not hasattr(array, "shape"):
+            raise TypeError(f"{self.name}: block reads {name} from an array with a shape, got {type(array).__name__}")
         found = self.seen(known, array.shape) | dict(sizes or {})
         count = self.opened(batch, found)
         if tuple(array.shape) != (wanted := self.extents(known, count)):
