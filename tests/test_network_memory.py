@@ -18,6 +18,8 @@ from convgen.cost.convolution_copies import copies
 from convgen.cost.network_memory import MemoryWalk, network_memory
 from convgen.network_compiler import compile_network
 from convgen.operations.convolution import Convolution
+from convgen.operations.fused import Fused
+from convgen.passes.widen_halos import WidenHalos
 from convgen.program.network import Program
 from convgen.spec.exported import graph_of
 from convgen.verify.virtual import VirtualTransport, World
@@ -176,3 +178,32 @@ def test_what_is_said_is_what_is_there(
         said = MemoryWalk(compiled.program, 0, rank).memory()
         assert said.saved == pytest.approx(kept, rel=0.1), (rank, grid)
         assert said.saved + said.passing == pytest.approx(peak, rel=0.15 if low else 0.1), (rank, grid)
+
+
+class Two(nn.Module):
+    """Two convolutions that become one row, and one that doesn't."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.Sequential(
+            nn.Conv2d(3, 16, 3, padding=1), nn.SiLU(), nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(16, 2, 1)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.convs(x)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_gradients_within_a_wide_row_are_counted(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Backward of rows that became one makes the gradients of what lies between them, which no other row has."""
+    monkeypatch.setattr(MemoryWalk, "_copies", lambda *_: 0)
+    torch.manual_seed(0)
+    x = torch.randn(4, 3, 24, 16)
+    graph = graph_of(Two(), (x,), name="wide")[0]
+    compiled = compile_network(graph, Grid((("H", ranks),)), passes=(WidenHalos(),))
+    assert isinstance(compiled.program.rows[0].bound.operation, Fused)
+    with package(compiled.package().files) as net:
+        found = measured(net, x, ranks)
+    for rank, (_, peak) in enumerate(found):
+        said = MemoryWalk(compiled.program, 0, rank).memory()
+        assert said.saved + said.passing == pytest.approx(peak, rel=0.1), rank

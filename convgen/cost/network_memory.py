@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 
 import numpy as np
@@ -44,6 +45,8 @@ from convgen.cost.flight_memory import (
 from convgen.cost.network import element_bytes
 from convgen.cost.norms_at_once import norms_at_once
 from convgen.cost.overwriting import overwriting
+from convgen.operations.chains import MADE
+from convgen.operations.fused import Fused
 from convgen.operations.moments import Normalise
 from convgen.operations.row import made_here
 from convgen.program.network import Program, Stretch
@@ -412,9 +415,23 @@ class MemoryWalk:
         narrow norm in one call its wide result, or dy and the gradient of x."""
         if self.norms.get(i) == "made" and element_bytes(self.program.row_types[i].fetch[0]) < 4:
             return prod(self.parts[i][0].reads[0]) * 4 * (1 + backward)
+        if backward and isinstance(row.bound.operation, Fused):
+            return self._within(row.bound.operation, i)
         if not backward or row.bound.operation.convolves is None or row.bound.reads[0] not in self.wanted:
             return 0
         return max((self.size[root] for root in self.saved[i] if root.startswith(f"{i} within")), default=0)
+
+    def _within(self, operation: Fused, i: int) -> int:
+        """Bytes of gradients between the parts of a wide row, of which backward holds at once those of what a part
+        makes and of what it reads."""
+        if operation.kernel_steps[0] or operation.chain is not None:  # a kernel makes what is between
+            return 0
+        most = 0
+        for part in self.parts[i]:
+            reads = [(here.inside, link.sources) for link, here in operation.standing_parts(part.at)]
+            sizes = [prod(hi - lo for lo, hi in boxes[of.index(MADE)]) for boxes, of in reads if MADE in of]
+            most = max(most, *(sum(both) for both in pairwise([0, *sizes, 0])))
+        return most * element_bytes(self.program.row_types[i].local)
 
     def _copies(self, i: int, row: PlacedRow, backward: bool) -> int:
         """Bytes that a convolution copies; in pieces, also parts of its operand and of dy that are no whole blocks."""
