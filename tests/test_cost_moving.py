@@ -7,11 +7,13 @@ from random import Random
 import pytest
 from sampling import cases_of
 
+from convgen.algebra.blocks import axis_size
 from convgen.algebra.grid import Grid
 from convgen.algebra.involved import NAME, Side, converted, one_tensor
 from convgen.algebra.layout import Axes, Layout
 from convgen.algebra.relations import Taps
 from convgen.algebra.tensors import Dim, Rows
+from convgen.cost.busiest import sent_elements
 from convgen.cost.machines import load_machine
 from convgen.cost.moving import Moves
 from convgen.cost.routes import Routes
@@ -64,3 +66,21 @@ def test_conversions_that_are_alike_take_as_long(machine: str, seed: int) -> Non
         assert knows.collected(sets, found, stored) == _knows_nothing(grid, machine).collected(sets, found, stored)
         some += takes > 0
     assert some > 20
+
+
+@pytest.mark.parametrize("seed", cases_of(4, "test_the_busiest_rank_counts_where_ranks_have_shares"))
+def test_the_busiest_rank_counts_where_ranks_have_shares(seed: int) -> None:
+    """A price is of the bytes of the rank that sends most, also where an extent divides by the number of ranks."""
+    draw = Random(f"shares {seed}")
+    sizes: list[int] = [2, 3, axis_size((1, 3)), axis_size((2, 1, 3)), axis_size((1, 1, 1, 5))]
+    uneven = 0
+    for _ in range(60):
+        grid = Grid(tuple((a, draw.choice(sizes)) for a in "ab"))
+        sides = tuple(Side(Dim("NCHW"[d], draw.choice((12, 24, 24, 23)))) for d in range(draw.randint(2, 4)))
+        sets, moves = one_tensor(grid.axes, sides), Moves(grid, load_machine("lassen"), 4)
+        src, dst = (a_layout(draw, len(sides), "ab", windows=False, sides=sides, grid=grid) for _ in range(2))
+        for c in converted(sets, src, Layout(NAME, dst.axes)):
+            sent = sent_elements(sets, c)
+            assert moves.moved(sets, c).sent == sent.max(), (grid, c)
+            uneven += c.kind in ("all_gather", "reduce_scatter") and sent.max() > sent.min()
+    assert uneven

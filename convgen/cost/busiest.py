@@ -8,6 +8,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from convgen.algebra.blocks import Uneven
 from convgen.algebra.index_sets import IndexSets
 from convgen.algebra.involved import overlapping, plain_axes, plainly
 from convgen.algebra.layout import Axes, Layout
@@ -59,8 +60,8 @@ def _even(sets: IndexSets, layout: Layout) -> int | None:
         return None
     count = sets.weight(layout.tensor)
     for dim, axes in zip(sets.dims(layout.tensor), layout.axes, strict=True):
-        parts = sets.grid.over(axes)
-        if dim.groups > 1 or dim.extent % parts:
+        parts, shares = sets.grid.over(axes), any(isinstance(sets.grid.sizes[a], Uneven) for a in axes)
+        if dim.groups > 1 or shares or dim.extent % parts:
             return None
         count *= dim.extent // parts
     return count
