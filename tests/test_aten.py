@@ -346,6 +346,18 @@ def test_a_value_without_dimensions_has_what_torch_lets_it_have() -> None:
     assert all(check(given, grid).right for grid in GRIDS)
 
 
+def test_numbers_of_no_row_are_refused() -> None:
+    x = random_input(SHAPE)
+    x[0, 0, 0, :3] = torch.tensor([0.0, -8.0, 7.0])
+    given = imported(Family(lambda x: x[:, x[0, 0, 0, :3].long()]), x)
+    truth = truth_of(given)
+    assert check(given, {"H": 2}, truth=truth).right
+    for wrong in (8, -9):
+        truth.xs[0].data[0, 0, 0, 1] = wrong
+        with pytest.raises((IndexError, RuntimeError), match="out of"):
+            check(given, {"H": 2}, truth=truth)
+
+
 # ---------------------------------------------------------------- what is drawn
 SEED = torch.tensor([5, 0])
 

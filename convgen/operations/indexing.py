@@ -33,8 +33,13 @@ class IndexRows(Operation):
 
     def local(self, way: int, at: At, *operands: Any) -> tuple[Any, ...]:
         x, index = operands
-        found = x.index_select(self.d, index.reshape(-1).remainder(self.shape[self.d]))
+        found = x.index_select(self.d, self._rows(index))
         return (found.reshape([*x.shape[: self.d], *index.shape, *x.shape[self.d + 1 :]]),)
+
+    def _rows(self, index: Any) -> Any:
+        """The numbers of rows from the first one. Numbers of no row stay, so that ATen refuses them."""
+        index = index.reshape(-1)
+        return torch.where(index < 0, index + self.shape[self.d], index)
 
     def has_vjp(self, way: int, at: At, *operands: Any) -> bool:
         return True
@@ -43,7 +48,7 @@ class IndexRows(Operation):
         return self.local(way, at, *operands), (operands[1],)
 
     def vjp(self, way: int, at: At, wanted: Sequence[bool], kept: Sequence[Any], *dys: Any) -> tuple[Any, ...]:
-        (dy,), shape, index = dys, read_here(at, 0), kept[0].reshape(-1).remainder(self.shape[self.d])
+        (dy,), shape, index = dys, read_here(at, 0), self._rows(kept[0])
         dy = dy.reshape([*shape[: self.d], index.numel(), *shape[self.d + 1 :]])
         return torch.ops.aten.index_select_backward(dy, shape, self.d, index), None
 
