@@ -78,3 +78,38 @@ def test_running_statistics_of_instance_norms(grid: dict[str, int]) -> None:
     )
     found = check(imported(module, torch.randn(3, 2, 7, 6)), grid, steps=2)
     assert found.right, found
+
+
+class Lasts(nn.Module):
+    """Old values that are read behind the new ones, or for a gradient: by a product, as a view, as an output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(4))
+        self.register_buffer("scale", torch.rand(4) + 0.5)
+        self.register_buffer("shift", torch.randn(4))
+        self.register_buffer("turn", torch.randn(4, 4))
+        self.register_buffer("seen", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        scale, seen = self.scale[:, None, None], self.seen.clone()
+        left, right = self.shift.chunk(2)
+        y = torch.einsum("nchw,cd->ndhw", x * self.w[:, None, None], self.turn.clone())
+        z = (y * scale + torch.cat([right, left])[:, None, None]).sin()
+        if self.training:
+            self.scale = 0.9 * self.scale + 0.1 * x.detach().abs().mean((0, 2, 3))
+            self.shift = torch.cat([right, left])
+            self.turn = self.turn.t()
+            self.seen += 1
+        return z * scale, left * 2, right + 1, seen
+
+
+@pytest.mark.parametrize("grid", [{"N": 2, "C": 2}, {"H": 2, "W": 2}])
+def test_old_values_last_behind_the_new_ones(grid: dict[str, int]) -> None:
+    module = Lasts()
+    given = imported(module, torch.randn(2, 4, 6, 5))
+    assert given.graph.modes == ("train", "eval")
+    found = check(given, grid, steps=2)
+    assert found.right, found
+    module.eval()
+    assert check(given, grid).right

@@ -76,7 +76,7 @@ def eval_graph(graph: Graph) -> Graph:
             call = replace(call, args=(*call.args[:4], 0.0, *call.args[5:]))
         elif call.op in RECURRENT:
             call = replace(call, args=(*call.args[:6], False, *call.args[7:]))
-        if call.op == DROPOUT and result is not None:
+        if call.op in (DROPOUT, "clone") and result is not None:  # a buffer's old value is its value
             same[result.name] = refs(call.args[0])[0]
             continue
         if call.op == BATCH_NORM and call.args[3] is not None:
