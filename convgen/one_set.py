@@ -14,6 +14,7 @@ import functools
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from convgen.errors import InputError
@@ -152,7 +153,16 @@ def one_set(module: torch.nn.Module, networks: Mapping[str, Any]) -> Any:
     """An nn.Module with networks as attributes, and with the weights of all of them, each once."""
     import torch
 
-    class OneSet(torch.nn.Module):
+    class Held(torch.nn.Module):
+        """Parameters and buffers that networks have, too."""
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name in vars(self).get("_parameters", ()) or name in vars(self).get("_buffers", ()):
+                fact = f"{name} can't be set: networks of {type(module).__name__} have this tensor, and keep it"
+                raise RuntimeError(f"{fact}; copy_ into it, load_full, or load_state_dict without assign")
+            super().__setattr__(name, value)
+
+    class OneSet(Held):
         """Networks of one module's graphs, with one set of weights."""
 
         def __init__(self) -> None:
@@ -161,13 +171,20 @@ def one_set(module: torch.nn.Module, networks: Mapping[str, Any]) -> Any:
             for name, network in networks.items():
                 vars(self)[name] = network  # not torch's child: its parameters would get other names
                 for path, value in network.state_dict(keep_vars=True).items():
-                    _put(self, path, value)
+                    _put(self, path, value, Held)
             self.train(module.training)
 
         def train(self, mode: bool = True) -> Any:
             for network in self.networks.values():
                 network.train(mode)
             return super().train(mode)
+
+        def _apply(self, *args: Any, **how: Any) -> Any:
+            made = cast("Any", super())._apply(*args, **how)
+            now = SimpleNamespace(_known=self.state_dict(keep_vars=True))  # buffers are other tensors by now
+            for one in self.networks.values():
+                one.share(now, [n for n in one._known if n in now._known and n not in one._seeds])
+            return made
 
         def load_full(self, state: Mapping[str, Tensor]) -> None:
             """Fill this rank's blocks from the whole state dict. Raises KeyError: a name is missing or unknown."""
@@ -188,14 +205,14 @@ def one_set(module: torch.nn.Module, networks: Mapping[str, Any]) -> Any:
     return OneSet()
 
 
-def _put(root: torch.nn.Module, path: str, value: Tensor) -> None:
-    """Put a tensor at a dotted path, below modules that are made for it."""
+def _put(root: torch.nn.Module, path: str, value: Tensor, kind: Callable[[], torch.nn.Module]) -> None:
+    """Put a tensor at a dotted path, below modules of a kind that are made for it."""
     import torch
 
     *parts, leaf = path.split(".")
     for part in parts:
         if not hasattr(root, part):
-            root.add_module(part, torch.nn.Module())
+            root.add_module(part, kind())
         root = getattr(root, part)
     if isinstance(value, torch.nn.Parameter):
         root.register_parameter(leaf, value)

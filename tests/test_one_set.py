@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 from causal_vae import seeded
+from echo import Echo
 from networks_on_ranks import check, imported
 from torch import Tensor, nn
 
+import convgen
 from convgen.algebra.grid import Grid
 from convgen.errors import InputError
 from convgen.network_compiler import compile_network
@@ -36,6 +38,35 @@ class Tied(nn.Module):
 
     def decode(self, y: Tensor) -> Tensor:
         return nn.functional.conv_transpose2d(torch.tanh(y), self.weight, self.bias, padding=1)
+
+
+def test_tensors_of_one_set_stay_the_networks(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another tensor in their place would be the set's alone, and is refused; buffers of another type are both's."""
+    monkeypatch.setenv("CONVGEN_CACHE", str(tmp_path))
+    module, x, y = Tied(), torch.randn(2, 2, 5, 6), torch.randn(2, 4, 5, 6)
+    net = convgen.from_torch(nn.ReLU(), (x,), grid="N=1")
+    model = methods_of(module, {"encode": (x,), "decode": (y,)}, net.init_mesh("cpu", transport=Echo(0, 1)))
+    other = Tied().state_dict()
+    for name, change in (
+        ("weight", lambda: setattr(model, "weight", nn.Parameter(torch.zeros_like(module.weight)))),
+        ("running_mean", lambda: setattr(model.there, "running_mean", torch.ones(4))),
+        ("weight", lambda: model.load_state_dict(dict(other), assign=True)),
+    ):
+        with pytest.raises(RuntimeError, match=f"{name} can't be set: networks of Tied have this tensor"):
+            change()
+    model.half()
+    with pytest.raises(ValueError, match=r"torch\.float32, got torch\.float16"):
+        model.encode(x)
+    model.float().load_state_dict(other)
+    module.load_state_dict(other)
+    for given in (module, model):
+        given.train()
+        given.encode(x)
+    for state in (model.state_dict(), model.encode.state_dict()):
+        for name, t in module.state_dict().items():
+            if name in state:
+                found = getattr(state[name], "_local_tensor", state[name])
+                assert found.dtype == t.dtype and torch.allclose(found, t, atol=1e-6), name
 
 
 def test_two_methods_train_one_set_of_weights(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
