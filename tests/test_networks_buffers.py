@@ -52,12 +52,14 @@ class WantsOld(nn.Module):
         self.register_buffer("mean", torch.randn(4))
         self.register_buffer("square", torch.randn(5, 5))
         self.register_buffer("count", torch.randn(2))
+        self.norm = nn.BatchNorm2d(4)
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         mean, padded = self.mean.view(1, 4, 1, 1), nn.functional.pad(self.count, (0, 0))
         y = self.conv(x) * self.scale.clone().view(1, 4, 1, 1)
         new = 0.9 * self.mean + 0.1 * y.mean((0, 2, 3)).detach()
-        z = y - mean
+        z = nn.functional.batch_norm(y - mean, self.norm.running_mean.clone(), self.norm.running_var.clone())
+        z = z + self.norm(y)
         self.mean.copy_(new)
         self.scale.mul_(0.9)
         self.square.copy_(self.square.t().clone())

@@ -49,7 +49,7 @@ def in_order(
             return copy.name if n == name else n
 
         first = Found(Call(op="clone", args=(Ref(name), None), results=(copy,), module="", kind=""), "")
-        rest = [one if one.call.op == BATCH_NORM else replace(one, call=renamed(one.call, old)) for one in found]
+        rest = [one if _renews(one.call) else replace(one, call=renamed(one.call, old)) for one in found]
         found = [first, *rest]
         updates = {buffer: old(v) for buffer, v in updates.items()}
         outputs = {n: old(v) for n, v in outputs.items()}
@@ -65,7 +65,7 @@ def _is_wanted(buffer: str, value: str, found: Sequence[Found], outputs: Mapping
     lies, is_made = {buffer}, False
     for call in (one.call for one in found):
         results = {v.name for v in call.results if v is not None}
-        if call.op != BATCH_NORM and not lies.isdisjoint(name for arg in call.args for name in refs(arg)):
+        if not _renews(call) and not lies.isdisjoint(name for arg in call.args for name in refs(arg)):
             is_copy = any(name.startswith(("%old ", "%copy of ")) for name in results)
             hands_on = _hands_on(call)
             if (is_made and not is_copy) or not (hands_on or leads.isdisjoint(results)):
@@ -73,6 +73,11 @@ def _is_wanted(buffer: str, value: str, found: Sequence[Found], outputs: Mapping
             lies |= results if hands_on and not is_copy else set()
         is_made |= value in results
     return not lies.isdisjoint((value, *outputs.values()))
+
+
+def _renews(call: Call) -> bool:
+    """Whether a call is a batch norm in training, which reads running statistics for nothing but their new values."""
+    return call.op == BATCH_NORM and call.args[5] is True
 
 
 def _hands_on(call: Call) -> bool:
