@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -257,3 +257,33 @@ def test_a_bucket_has_one_type(name: str, types: int) -> None:
     compiled = compile_network(graph_of(module, (x,), name="net")[0], Grid((("N", 2),)), passes=(BucketGradients(),))
     buckets = compiled.program.buckets
     assert len({b.dtype for b in buckets}) == len(buckets) == types
+
+
+class Tokens(nn.Module):
+    """Each token beside the next one, whose rows of another rank travel in the tokens' type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(20, 4)
+
+    def forward(self, t: Tensor) -> Tensor:
+        return self.table(torch.cat([t[:, 1:], t[:, :1]], 1))
+
+
+def test_whole_numbers_are_of_one_type_on_all_ranks() -> None:
+    module, tokens = Tokens(), torch.arange(16).reshape(2, 8)
+    graph, _ = graph_of(module, (tokens,), name="tokens")
+
+    def program(net: Any, end: Any) -> None:
+        model = net.Network(net.init_mesh("cpu", transport=end))
+        model.load_full(module.state_dict())
+        for kinds in ((torch.int64, torch.int64), (torch.int32, torch.int32), (torch.int64, torch.int32)):
+            block = net.scatter("t", tokens.to(kinds[end.rank]), model._mesh)
+            if len({*kinds}) == 1:
+                assert torch.equal(net.gather("output", model(block), model._mesh), module(tokens))
+                continue
+            with pytest.raises(RuntimeError, match=r"types of inputs: as compiled on ranks \[0\], t torch\.int32 on"):
+                model(block)
+
+    with package(compile_network(graph, Grid((("W", 2),))).package().files) as net:
+        World(2).run(partial(program, net))

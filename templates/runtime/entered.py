@@ -56,10 +56,13 @@ class Entered(AnySize, Known):
         grads = torch.is_grad_enabled()
         learns = [name for name, t in zip(self._inputs, given, strict=False) if grads and t.requires_grad]
         frozen = [name for name in self._learnt if not known[name].requires_grad]
+        each = zip(self._inputs, given, self._types, strict=True)  # whole numbers may be of any type
+        others = [f"{name} {t.dtype}" for name, t, kind in each if t.dtype != getattr(torch, kind)]
         facts: dict[str, object] = {
             **self._net.said(count),
             "mode": self._mode_text(),
             "gradients": "on" if grads else "off",
+            "types of inputs": ", ".join(others) or "as compiled",
             "inputs that require gradients": ", ".join(learns) or "none",
             "frozen parameters": ", ".join(frozen) or "none",
         }
