@@ -211,6 +211,24 @@ def test_a_package_imports_the_emulator_alone_and_its_sgd_is_torchs() -> None:
                 torch.testing.assert_close(found[name], t, rtol=0, atol=1e-12)
 
 
+def test_what_core_groups_do_not_compute_is_refused() -> None:
+    """Under autocast on all ranks alike, before anything is sent."""
+    module, x = nn.Sequential(nn.Linear(3, 2)), random_input((4, 3)).float()
+    compiled = compile_network(imported(module, x).graph, Grid((("N", 2),)), target=MESH)
+
+    def rank(end: Any, package: Any) -> list[str]:
+        model = package.Network(package.init_mesh("cpu", transport=end))
+        block, said = package.scatter("input", x, model._mesh), list[str]()
+        with torch.autocast("cpu", torch.bfloat16), pytest.raises(RuntimeError) as caught:
+            model(block)
+        said.append(str(caught.value))
+        return said
+
+    with package(compiled.package().files) as made:
+        one, other = World(2).run(lambda end: rank(end, made))
+    assert "not under autocast of torch.bfloat16: an SW26010 computes in double" in one[0] and one == other
+
+
 def test_what_network_prints_is_what_a_run_counts(tmp_path: Path) -> None:
     """Row by row, and in all; its picture has layers, sums and what is left."""
     graph = written(tmp_path, "lenet", [3, 1, 16, 16])

@@ -160,7 +160,9 @@ class Entered(AnySize, Known):
         """Errors for inputs that are wrong."""
         net = self._net
         low = low_of(net.device)
-        if low is not None and (why := self._asks.get(str(low).removeprefix("torch."))):
+        asks = self._asks.get(str(low).removeprefix("torch."), "")
+        why = asks if net.programs is None else "an SW26010 computes in double, whatever memory holds"
+        if low is not None and why:
             yield RuntimeError(f"{net.name}: not under autocast of {low}: {why}; run it outside, enabled=False")
         if unmet := net.unmet(count):
             yield ValueError(unmet)
