@@ -212,7 +212,7 @@ def test_a_package_imports_the_emulator_alone_and_its_sgd_is_torchs() -> None:
 
 
 def test_what_core_groups_do_not_compute_is_refused() -> None:
-    """Under autocast on all ranks alike, before anything is sent."""
+    """Under autocast on all ranks alike, before anything is sent; numbers of SGD as torch's refuses them."""
     module, x = nn.Sequential(nn.Linear(3, 2)), random_input((4, 3)).float()
     compiled = compile_network(imported(module, x).graph, Grid((("N", 2),)), target=MESH)
 
@@ -222,11 +222,18 @@ def test_what_core_groups_do_not_compute_is_refused() -> None:
         with torch.autocast("cpu", torch.bfloat16), pytest.raises(RuntimeError) as caught:
             model(block)
         said.append(str(caught.value))
+        for numbers in ((-0.1,), (float("inf"),), ("0.1",), (0.1, -0.9), (0.1, 0.9, float("nan"))):
+            with pytest.raises(ValueError, match="a finite number from 0, got") as wrong:
+                package.SGD(model, *numbers)
+            said.append(str(wrong.value))
         return said
 
     with package(compiled.package().files) as made:
         one, other = World(2).run(lambda end: rank(end, made))
     assert "not under autocast of torch.bfloat16: an SW26010 computes in double" in one[0] and one == other
+    assert one[1] == "SGD: lr is a finite number from 0, got -0.1" and one[5].endswith(
+        "weight_decay is a finite number from 0, got nan"
+    )
 
 
 def test_what_network_prints_is_what_a_run_counts(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
+from math import inf
 from typing import Any, cast
 
 import torch
@@ -71,9 +72,15 @@ class SGD(torch.optim.Optimizer):
 
     Args:
         model: the package's Network on its mesh.
+    Raises:
+        ValueError: a learning rate, momentum or weight decay that is no finite number from 0.
     """
 
     def __init__(self, model: Any, lr: float, momentum: float = 0.0, weight_decay: float = 0.0) -> None:
+        given: dict[str, Any] = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
+        for name, value in given.items():
+            if not isinstance(value, (int, float, Tensor)) or not 0 <= float(value) < inf:
+                raise ValueError(f"SGD: {name} is a finite number from 0, got {value!r}")
         named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         super().__init__([p for _, p in named], {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self._names = {p: n for n, p in named}
