@@ -188,6 +188,31 @@ def test_no_gradients_through_a_region_without() -> None:
         torch.testing.assert_close(got, wanted)
 
 
+class Beside(nn.Module):
+    """What a teacher says, without gradients."""
+
+    def __init__(self, region: Any) -> None:
+        super().__init__()
+        self.region, self.teacher, self.norm = region, nn.Linear(3, 3), nn.BatchNorm1d(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with self.region():
+            said = self.teacher(x).tanh()
+        return self.norm(x) * said.clone()
+
+
+@pytest.mark.parametrize("region", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("training", [True, False])
+def test_no_gradients_through_other_words_nor_in_evaluation(region: Any, training: bool) -> None:
+    module, x = Beside(region).train(training), torch.randn(4, 3)
+    graph, tensors = graph_of(module, (torch.zeros(2, 3),))
+    state = {k: v.detach().clone() for k, v in (module.state_dict() | tensors).items()}
+    mine, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    run_graph(graph, state | {"x": mine})[0]["output"].square().sum().backward()
+    module(theirs).square().sum().backward()
+    torch.testing.assert_close(mine.grad, theirs.grad)
+
+
 @pytest.mark.parametrize(
     ("module", "fact"),
     [

@@ -26,7 +26,7 @@ from convgen.spec.exported_instance_norm import write_running_statistics
 from convgen.spec.exported_masks import compute_masked
 from convgen.spec.exported_modes import same_but_for_flags
 from convgen.spec.exported_names import result_names
-from convgen.spec.exported_no_grad import detach_regions
+from convgen.spec.exported_no_grad import detach_regions, inference_as_no_grad
 from convgen.spec.exported_noise import write_noise
 from convgen.spec.exported_numbers import as_settings, run_as_it_stands
 from convgen.spec.exported_open import Opened, Symbols, samples_of, symbols_of
@@ -215,6 +215,7 @@ class _Made:
                 torch.autocast("cuda", enabled=False),
                 first_steps(),
                 written_gradients(),
+                inference_as_no_grad(),
                 cumulative_averages(self.module),
                 without_checks(),
                 as_settings(self.module, self.numbers),
@@ -250,7 +251,7 @@ class _Made:
         return self.functional(traced, training)
 
     def functional(self, traced: ExportedProgram, training: bool) -> ExportedProgram:
-        lost = training and not detach_regions(traced)
+        lost = not detach_regions(traced) and training
         write_running_statistics(traced)
         drop_other_names(traced)
         mark_autocast(traced)

@@ -1,12 +1,14 @@
 """Regions without gradients (torch.no_grad): torch.export wraps each one, and decomposing drops the wrapping.
 
 Values that a region reads are detached before it, so that nothing it makes has a gradient, new values of buffers
-included. In eager PyTorch, a region that changes a tensor that is neither a buffer nor its own keeps that tensor's
-gradient; detached, it would lose it, and `detach_regions` gives False.
+included. torch.inference_mode is traced as such a region. In eager PyTorch, a region that changes a tensor that is
+neither a buffer nor its own keeps that tensor's gradient; detached, it would lose it, and `detach_regions` gives False.
 """
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from convgen.spec.exported_nodes import is_float, put_between
@@ -15,6 +17,27 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 REGION = "wrap_with_set_grad_enabled"  # (enabled, the region's graph, what it reads)
+
+
+@contextmanager
+def inference_as_no_grad() -> Generator[None]:
+    """While this lasts, torch.inference_mode is torch.no_grad: torch.export records nothing of it."""
+    import torch
+
+    mode: Any = torch.inference_mode
+    before = mode.__enter__, mode.__exit__
+
+    def enter(self: Any) -> None:
+        self.instead = torch.set_grad_enabled(torch.is_grad_enabled() and not self.mode)
+
+    def leave(self: Any, *error: Any) -> None:
+        self.instead.__exit__(*error)
+
+    mode.__enter__, mode.__exit__ = enter, leave
+    try:
+        yield
+    finally:
+        mode.__enter__, mode.__exit__ = before
 
 
 def detach_regions(program: ExportedProgram) -> bool:
