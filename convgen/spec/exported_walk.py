@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
+from itertools import zip_longest
 from operator import getitem
 from typing import Any, cast
 
@@ -191,6 +192,8 @@ class Walk:
         problem = _problem(node, by_name)
         if base == "squeeze":
             self.check_squeezed(node, by_name.get("dim"))
+        if base == "index_put":
+            self.check_places([n for n in node.args[1] if n is not None])
         if (source := self.identity(base, args, by_name, node, shape)) is not None:
             self.known[node.name] = source if not isinstance(value, (list, tuple)) else (source, *[None] * 2)
             return
@@ -242,6 +245,12 @@ class Walk:
         places = range(len(shape)) if dims is None else dims if isinstance(dims, tuple) else (dims,)
         if any(isinstance(shape[cast("int", place)], Extent) for place in places if shape):
             raise FixedError("squeeze drops their dimension where there is one")
+
+    def check_places(self, places: Sequence[Any]) -> None:
+        """Refuse tensors of numbers that fit each other at one number of samples alone, which torch.export lets by."""
+        for sizes in zip_longest(*(reversed(self.shape(place)) for place in places), fillvalue=1):
+            if len(found := dict.fromkeys(n for n in sizes if n != 1)) > 1:
+                raise FixedError(f"places by number are {' and '.join(map(str, found))}")
 
     def note_smooth(self, op: str, args: tuple[Arg, ...], results: tuple[Value | None, ...]) -> None:
         if (
