@@ -10,14 +10,18 @@ import pytest
 from sampling import draws
 from small_networks import compiled, resnet, unet
 
+from convgen.algebra.blocks import axis_size
 from convgen.algebra.grid import Grid
 from convgen.cost.machines import load_machine
 from convgen.cost.rows import Price
+from convgen.network_compiler import compile_network
 from convgen.operations.contraction import linear
 from convgen.operations.row import Operation
 from convgen.plan.program.candidates import Way
 from convgen.plan.program.every_way import every_way
 from convgen.program.rows import serves
+from convgen.spec.network_graph import network_graph
+from convgen.spec.network_reader import network_from_dict
 
 
 def tried(operation: Operation, price: Price, most: int, *, idle: bool) -> list[tuple[int, Way]]:
@@ -49,3 +53,16 @@ def test_every_way_is_found_as_if_each_were_tried(machine: str) -> None:
         for idle in (False, True):
             found = every_way(operation, price, most, idle=idle)
             assert found == tried(operation, price, most, idle=idle), (operation, grid)
+
+
+@pytest.mark.parametrize("groups", [2, 4, 8])
+def test_groups_are_not_cut_by_shares(groups: int) -> None:
+    """Blocks of channels over an axis with shares are whole groups, or no way splits groups over it."""
+    conv = {"name": "a", "kind": "conv", "out_channels": 16, "kernel_size": 3, "padding": 1, "groups": groups}
+    network = network_from_dict({"name": "grouped", "input": [2, 16, 4, 4], "nodes": [conv]})
+    rows = compile_network(network_graph(network), Grid((("N", 1),))).program.rows
+    operation = next(row.bound.operation for row in rows if row.bound.operation.is_product)
+    for shares in ((1, 3), (3, 5), (1, 1, 1, 5), (1, 1)):
+        grid = Grid((("a", axis_size(shares)), ("b", 2)))
+        price = Price(grid, load_machine("lassen"), "float32")
+        assert every_way(operation, price, 100) == tried(operation, price, 100, idle=False), shares

@@ -22,6 +22,7 @@ from convgen.cost.rows import Price
 from convgen.cost.work import at_blocks, largest_parts, relations
 from convgen.operations.row import Operation, Work
 from convgen.plan.program.candidates import Roles, Way
+from convgen.program.rows import serves
 
 EXACT = 1 << 53  # counts below it are exact in float64, in which they are divided
 
@@ -76,10 +77,10 @@ class _Ways:
         fits = np.ones(bits.shape[1], dtype=np.bool_)
         for k, i in enumerate(self.several if not idle else ()):
             fits &= parts[bits[k]] <= signature.extent[i]
-        for outer, *inner in signature.nests:  # as `serves` has it
-            for i in inner:
-                fits &= bits[self.several.index(i)] == 0
-            fits &= signature.extent[outer] % parts[bits[self.several.index(outer)]] == 0
+        for nest in signature.nests:
+            for i in (i for i in nest if i in self.several):
+                alone = np.array([serves(signature, {i: axes}, grid) for axes in self.axes])
+                fits &= alone[bits[self.several.index(i)]]
         self.bits = bits[:, fits]
 
     @property
