@@ -35,24 +35,29 @@ def in_order(
         smooth: names of values that gradients reach.
     """
     values, leads = {v.name: v for v in given}, set(smooth)
-    for one in reversed(found):
-        if not leads.isdisjoint(v.name for v in one.call.results if v is not None):
-            leads.update(name for arg in one.call.args for name in refs(arg))
+    for call in [one.call for one in reversed(found)]:
+        if not leads.isdisjoint([v.name for v in call.results if v is not None]):
+            leads.update([name for arg in call.args for name in refs(arg)])
     while True:
         calls, renewed = late_updates(found, updates, given)
         name = next((b for b in updates if _is_wanted(b, renewed[b], calls, outputs, leads)), None)
         if name is None:
             return calls, renewed, dict(outputs)
         copy = replace(values[name], name=f"%old {name}")
+        found, updates, outputs = _of_copy(name, copy, found, updates, outputs)
 
-        def old(n: str, name: str = name, copy: Value = copy) -> str:
-            return copy.name if n == name else n
 
-        first = Found(Call(op="clone", args=(Ref(name), None), results=(copy,), module="", kind=""), "")
-        rest = [one if _renews(one.call) else replace(one, call=renamed(one.call, old)) for one in found]
-        found = [first, *rest]
-        updates = {buffer: old(v) for buffer, v in updates.items()}
-        outputs = {n: old(v) for n, v in outputs.items()}
+def _of_copy(
+    name: str, copy: Value, found: Sequence[Found], updates: Mapping[str, str], outputs: Mapping[str, str]
+) -> tuple[Sequence[Found], Mapping[str, str], Mapping[str, str]]:
+    """The calls, updates and outputs, with a copy of a value made at the beginning, and taken for it everywhere."""
+
+    def old(n: str) -> str:
+        return copy.name if n == name else n
+
+    first = Found(Call(op="clone", args=(Ref(name), None), results=(copy,), module="", kind=""), "")
+    calls = [one if _renews(one.call) else replace(one, call=renamed(one.call, old)) for one in found]
+    return [first, *calls], {b: old(v) for b, v in updates.items()}, {n: old(v) for n, v in outputs.items()}
 
 
 def _is_wanted(buffer: str, value: str, found: Sequence[Found], outputs: Mapping[str, str], leads: set[str]) -> bool:

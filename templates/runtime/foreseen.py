@@ -39,6 +39,10 @@ class Foreseen(NamedTuple):
     peak_bytes: int
 
 
+def leaves_nothing(outputs: Mapping[str, Tensor], boxed: Sequence[str]) -> None:
+    """What lives on with outputs that nobody takes further: nothing."""
+
+
 class Manner(NamedTuple):
     """What a call is beside plain: blocks in, blocks out.
 
@@ -52,7 +56,7 @@ class Manner(NamedTuple):
     whole: frozenset[str] = frozenset()
     wide: tuple[str, ...] = ()
     around: Mapping[str, Boxes] = NONE
-    then: Callable[[Mapping[str, Tensor], Sequence[str]], object] = lambda *_: None
+    then: Callable[[Mapping[str, Tensor], Sequence[str]], object] = leaves_nothing
 
 
 PLAIN = Manner()
