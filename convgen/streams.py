@@ -318,7 +318,7 @@ class Chunk:
         halos = () if state is None else tuple(both.inputs[path] for path in state.halos)
         given = [inputs[n] for n in network.call.inputs]
         made, handed = network.handing_on(given, known, halos, self._around(known))
-        return self._given(made, handed, known)
+        return self._given(made, handed, known, () if self.both.whole else [inputs[n] for n in self.chunk])
 
     def peak_bytes(self, *, batch: int | None = None, **sizes: int) -> int:
         """The most bytes of tensors that a call has at a time on this rank, beside parameters, buffers and what it is
@@ -398,7 +398,12 @@ class Chunk:
             if (self.caches[path] in handed if path in self.caches else name in boxes)
         )
 
-    def _given(self, made: Any, handed: Sequence[str], sizes: Sizes) -> tuple[Any, State]:
+    def _given(self, made: Any, handed: Sequence[str], sizes: Sizes, chunk: Sequence[Tensor]) -> tuple[Any, State]:
+        """What the module makes, and the state.
+
+        Args:
+            chunk: the caller's own blocks.
+        """
         network, both = self.network, self.both
         each: Any = [*made.values()] if isinstance(made, dict) else made
         outputs: dict[str, Any] = dict(zip(network.call.outputs, each, strict=True))
@@ -409,6 +414,9 @@ class Chunk:
             values[slot.name] = self.package.gather(name, y, network._mesh, batch=sizes) if both.whole else y
         blocks = self._blocks(outputs, handed, sizes, network._net.device)
         both.states += 1
+        # What the caller has may be written over before the next chunk.
+        theirs = {t.untyped_storage().data_ptr() for t in (*chunk, *(() if both.whole else values.values()))}
+        blocks = {n: t.clone() if t.untyped_storage().data_ptr() in theirs else t for n, t in blocks.items()}
         return filled(self.made, values), State(both, sizes, both.states, blocks, self._halos(handed, sizes))
 
     def _blocks(

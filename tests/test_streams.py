@@ -271,6 +271,39 @@ def test_blocks_in_and_out() -> None:
     assert max(on_ranks(given, program, whole=False)) < 1e-12
 
 
+class Behind(nn.Module):
+    """Its caches are copies of the last frames that it takes and that it makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv3d(2, 2, (2, 1, 1))
+
+    def forward(self, x: Tensor, caches: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        taken, made = caches or (torch.zeros_like(x[:, :, :1]),) * 2
+        y = self.conv(torch.cat([taken, x], 2)) + made
+        return y, (x[:, :, -1:].clone(), y[:, :, -1:].clone())
+
+
+def test_blocks_may_be_written_over_before_the_next_chunk() -> None:
+    torch.manual_seed(0)
+    module, x = Behind().double().eval(), torch.randn(1, 2, 2, 6, 5, dtype=torch.float64)
+    given = compiled(module, (x[:, :, :1],), (x[:, :, 1:],), "H=2")
+    with torch.no_grad():
+        want, _ = module(x[:, :, 1:], module(x[:, :, :1])[1])
+
+    def program(first: Chunk, steady: Chunk, transport: VirtualTransport) -> float:
+        mesh, net = first.network._mesh, steady.package
+        block, later = (net.scatter("x", one, mesh) for one in x.split(1, 2))
+        y, state = first(block)
+        block.copy_(later)
+        y.zero_()
+        y, _ = steady(block, state)
+        (name,) = [n for n in steady.network.call.outputs if n.endswith("0") and "." not in n]
+        return float((net.gather(name, y, mesh) - want).abs().max())
+
+    assert max(on_ranks(given, program, whole=False)) < 1e-12
+
+
 class Ahead(nn.Module):
     """Its cache is what it makes, whose rows nobody has fetched when a chunk ends."""
 
