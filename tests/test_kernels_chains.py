@@ -11,9 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+import triton
 from sampling import cases_of
 from test_networks_gpu import SM_90, loaded, step_on_no_device
 from torch import Tensor, nn
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 
 from convgen.algebra.grid import Grid
 from convgen.algebra.signature import Operand
@@ -193,6 +196,51 @@ def test_what_is_no_number_is_as_atens(op: str, dtype: torch.dtype, monkeypatch:
     dx, _ = module.make_back(torch.ones_like(x), [x, w, y], [True, False])
     assert torch.allclose(y.double(), want.detach(), equal_nan=True)
     assert torch.allclose(dx.double(), wanted, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("op", "numbers", "back"),
+    [
+        ("leaky_relu", (0.1,), "result"), ("leaky_relu", (-0.5,), "input"), ("hardtanh", (0.0, 6.0), "result"),
+        ("hardtanh", (-0.7, 0.7), "input"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_a_result_that_does_not_say_what_it_is_of_is_not_asked(
+    op: str, numbers: tuple[float, ...], back: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rectifier that goes down on both sides, and bounds that bfloat16 rounds towards 0."""
+    row = Elementwise(op, (Slot(0), *numbers), (2, 8), ((2, 8),))
+    step = row.as_epilogue(0)
+    assert step is not None and step.back == back and (row.back_of_result() is None) == (back == "input")
+    other = Elementwise("mul.Tensor", (Slot(0), Slot(1)), (2, 8), ((2, 8), (8,)))
+    steps = [ChainStep(other.element_step(), (0, 1), ("ncp", "c")), ChainStep(row.element_step(), (MADE,), ("ncp",))]  # type: ignore[arg-type]
+    chain = ElementChain(tuple(steps), trailing=True)
+    module = load_text(ChainFile("chain_1", chain, "").text)
+    monkeypatch.setattr(module, "launch", launch)
+    x = torch.tensor([-9.0, -2.0, -0.5, -0.25, 0.25, 0.5, 2.0, 9.0]).to(dtype).repeat(2, 1)
+    w = torch.ones(8, dtype=dtype)
+    wide = x.clone().requires_grad_()
+    want = made_by(chain, [other, row], [wide, w])
+    (wanted,) = torch.autograd.grad(want.sum(), wide)
+    y = torch.empty_like(x)
+    module.make([x, w], y)
+    dx, _ = module.make_back(torch.ones_like(x), [x, w, y], [True, False])
+    assert torch.equal(y, want.detach()) and dx is not None and torch.equal(dx, wanted)
+
+
+def test_bounds_are_of_float64_where_that_is_computed_in() -> None:
+    row = Elementwise("hardtanh", (Slot(0), -0.7, 0.7), (2, 8), ((2, 8),))
+    other = Elementwise("mul.Tensor", (Slot(0), Slot(1)), (2, 8), ((2, 8), (8,)))
+    steps = [ChainStep(other.element_step(), (0, 1), ("ncp", "c")), ChainStep(row.element_step(), (MADE,), ("ncp",))]  # type: ignore[arg-type]
+    module = load_text(ChainFile("chain_1", ElementChain(tuple(steps), trailing=True), "").text)
+    constants: dict[str, Any] = {"DOUBLE": True, "BR": 32, "BC": 8}
+    signature = {"x0": "*fp64", "x1": "*fp64", "out": "*fp64", "R": "i32", "C": "i32"} | dict.fromkeys(
+        constants, "constexpr"
+    )
+    source = ASTSource(module.chain_forward, signature, constants)
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32))
+    assert "0.69999999999999996" in made.asm["ttir"] and "0.69999998" not in made.asm["ttir"]
 
 
 @pytest.mark.parametrize(("seed", "shape"), [(4, (1 << 22, 64)), (0, (1 << 17, 8, 2, 2))])

@@ -226,6 +226,27 @@ def test_a_norm_in_training_stays_apart() -> None:
     assert not fused(compiled(Block(), 2, 8, 6, 5, N=2))
 
 
+class Clipped(nn.Module):
+    """Bounds that bfloat16 rounds towards 0: what is clipped then seems to lie between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.pool = nn.Conv2d(16, 16, 3, padding=1), nn.MaxPool2d(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.pool(nn.functional.hardtanh(self.a(x), -0.7, 0.7))
+
+
+def test_gradients_of_what_is_clipped_are_zeros() -> None:
+    torch.manual_seed(0)
+    module = Clipped().bfloat16()
+    graph, tensors = graph_of(module, (torch.randn(2, 16, 8, 8).bfloat16() * 2,))
+    compiled = compile_network(graph, Grid((("N", 2),)), target=SM_90)
+    assert next(row.bound.operation.name for row in compiled.program.rows) == "conv_forward_add_hardtanh"
+    report = check_network(compiled, tensors, interpret=True)
+    assert report.ok, report_text(report)
+
+
 class Rows(nn.Module):
     """Halos, and gradients that send fewer channels of dy than of dx."""
 

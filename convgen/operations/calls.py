@@ -15,7 +15,7 @@ from typing import Any
 from convgen.algebra.signature import WHOLE, Operand, Signature
 from convgen.late import torch
 from convgen.operations.along_gradients import Course, courses_of, gradients_by_course, kept_of_course
-from convgen.operations.element_texts import ONE, SAME, TWO, ElementStep, of_one, with_number
+from convgen.operations.element_texts import ONE, SAME, TWO, ElementStep, of_one, text_of, with_number
 from convgen.operations.elementwise_gradients import SLOPES, Sloped
 from convgen.operations.row import At, EpilogueStep, Operation, Passes, Work, lies_as, numbered, own, read_here, touched
 from convgen.operations.typed import under
@@ -259,7 +259,7 @@ class Elementwise(Operation):
     @property
     def _is_of_result(self) -> bool:
         """Whether its gradient is made from its result."""
-        return ONE[self.op].is_of_result and (self.op != "leaky_relu" or self.args[1] > 0)
+        return text_of(self.op, self.args[1:]).is_of_result
 
     def back_of_result(self) -> EpilogueStep | None:
         step = self._back_of_one()
@@ -269,7 +269,7 @@ class Elementwise(Operation):
 
     def back_of_input(self) -> EpilogueStep | None:
         step = self._back_of_one()
-        if step is None or ONE[self.op].is_of_result:
+        if step is None or self._is_of_result:
             return None
         return EpilogueStep(step.backs[0].format("{0}", dy="{x}"), (("element", 1),))
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from math import pi
+from collections.abc import Mapping, Sequence
+from math import frexp, pi
 from typing import NamedTuple
 
 
@@ -46,12 +46,16 @@ A, B = 2 * (2 / pi) ** 0.5, 2 * (2 / pi) ** 0.5 * 0.044715
 TANH = f"(1 / (1 + tl.exp(-({{x}} * ({A!r} + {B!r} * {{x}} * {{x}})))))"
 RELU = "tl.where({x} < 0, 0.0, {x})"  # a NaN stays one
 SIX = "tl.where({x} < -3, 0.0, tl.where({x} > 3, 6.0, {x} + 3)) / 6"
+# Numbers that are compared, or chosen: Triton takes them as float32 where their type isn't said.
+LOW, HIGH = (f"tl.full((), {{{k}}}, {{x}}.dtype)" for k in range(2))
+LOW_BACK, HIGH_BACK = (f"tl.full((), {{{k}}}, {{dy}}.dtype)" for k in range(2))
 
 # Operators of one element, by ATen's name.
 ONE: Mapping[str, ElementText] = {
     "relu": ElementText(RELU, "tl.where({y} <= 0.0, 0.0, {dy})"),
     "hardtanh": ElementText(
-        "tl.where({x} < {0}, {0}, tl.where({x} > {1}, {1}, {x}))", "tl.where(({y} <= {0}) | ({y} >= {1}), 0.0, {dy})"
+        f"tl.where({{x}} < {LOW}, {LOW}, tl.where({{x}} > {HIGH}, {HIGH}, {{x}}))",
+        f"tl.where(({{y}} <= {LOW_BACK}) | ({{y}} >= {HIGH_BACK}), 0.0, {{dy}})",
     ),
     "leaky_relu": ElementText("tl.where({x} > 0, {x}, {x} * {0})", "tl.where({y} > 0.0, {dy}, {dy} * {0})"),
     "sigmoid": ElementText("1 / (1 + tl.exp(-{x}))", "{dy} * (1.0 - {y}) * {y}"),
@@ -81,9 +85,25 @@ TWO: Mapping[str, ElementStep] = {
 AFFINE = ElementStep("{0} * {1} + {2}", ("{dy} * {1}", "{dy} * {0}", "{dy}"))
 
 
+def text_of(name: str, numbers: Sequence[float] = ()) -> ElementText:
+    """The text of an operator in `ONE` with these numbers. Where its result does not say on which side of a number its
+    operand was, its gradient is made from the operand: of a leaky rectifier that goes down on both sides, and of bounds
+    that some type of floats rounds."""
+    found = ONE[name]
+    tells = name != "leaky_relu" or numbers[0] > 0
+    tells = tells and (name != "hardtanh" or all(map(_is_exact, numbers)))
+    return found if tells else found._replace(back=found.back.replace("{y}", "{x}"))
+
+
+def _is_exact(number: float) -> bool:
+    """Whether all types of floats have this number, also bfloat16 and float16."""
+    mantissa, _ = frexp(number)
+    return not number or ((mantissa * 2**8).is_integer() and 2**-14 <= abs(number) < 2**16)
+
+
 def of_one(name: str, numbers: tuple[float, ...] = ()) -> ElementStep:
     """The step of an operator in `ONE` with these numbers."""
-    text, back = ONE[name]
+    text, back = text_of(name, numbers)
     given = [repr(float(n)) for n in numbers]
     return ElementStep(text.format(*given, x="{0}"), (back.format(*given, x="{0}", y="{y}", dy="{dy}"),))
 
