@@ -47,6 +47,7 @@ def infer(kind: str, attributes: Mapping[str, Any], inputs: Mapping[str, Shape])
         case "max_pool" | "avg_pool":
             whole = {"out_channels": shape[1], "groups": shape[1], "stride": attributes.get("kernel_size")}
             conv = _layer("conv", {**whole, **attributes}, first, shape).conv
+            _check_pool(kind, conv)
             return Made(conv.shape("y"), conv)
         case "linear":
             if prod(shape[2:]) != 1:
@@ -71,6 +72,18 @@ def infer(kind: str, attributes: Mapping[str, Any], inputs: Mapping[str, Shape])
             return Made(())
         case _:
             return Made(shape)
+
+
+def _check_pool(kind: str, conv: Conv) -> None:
+    """Refuse padding that torch's pools don't have."""
+    for s in conv.spatial:
+        most = (s.reach + 1) // 2
+        if s.pad_lo != s.pad_hi:
+            fact = f"{kind} pads {s.name} by {s.pad_lo} rows below and {s.pad_hi} above"
+            raise InputError(fact, ("padding",), hint="as many on both sides")
+        if s.pad_lo > most:
+            fact = f"{kind} pads {s.name} by {s.pad_lo} rows, more than half of the {s.reach + 1} that its kernel spans"
+            raise InputError(fact, ("padding",), hint=f"padding up to {most}")
 
 
 def _check_inputs(kind: str, inputs: Mapping[str, Shape]) -> None:
