@@ -61,6 +61,7 @@ GRAPHS = [
     ('op: relu, args: ["%norm"]', 'op: relu, args: ["%norm", 1]', "2 arguments, the operator has 1"),
     ("[2, 2], [1, 1], [1, 1], 1]", "[1, 1], [1, 1], [1, 1], 1]", "conv2d makes stem [1009, 8, 16, 16], the file says"),
     ("[2, 2], [1, 1], [1, 1], 1]", "two, [1, 1], [1, 1], 1]", "conv2d"),
+    ("[2, 2], [1, 1], [1, 1], 1]", "[2, 2], [1, 1, 1], [1, 1], 1]", "[1, 1, 1] stands in the place of"),
     ("shape: [N, 8, 8, 8], module: stem", "shape: [N, 8, 7, 8], module: stem", "the file says [1009, 8, 7, 8]"),
     ("shape: [4], dtype: int64", "shape: [4], dtype: int32", "makes arange of int64, the file says int32"),
     ("true, 0.1, 1e-05]", "true, 0.1]", "arguments, the operator has 8 or 9"),

@@ -32,10 +32,15 @@ def network_command(file: str, batch: int | None, as_json: bool) -> None:
 def _list_graph(file: str, batch: int | None, as_json: bool) -> None:
     from convgen.explain.graph import graph_json, graph_text
     from convgen.spec.graph_file import read_graph
+    from convgen.spec.source import locate
 
     graph = read_graph(file)
     if batch is not None:
         if not graph.is_dynamic and batch != graph.batch:
             raise InputError(f"--batch: {graph.name} is for {graph.batch} samples", hint="import it for another number")
         graph = graph.at(batch)
-    click.echo(json.dumps(graph_json(graph), indent=1) if as_json else graph_text(graph))
+    try:
+        told = json.dumps(graph_json(graph), indent=1) if as_json else graph_text(graph)
+    except InputError as error:
+        raise locate(error, graph.source_file) from None
+    click.echo(told)

@@ -60,8 +60,12 @@ def describe(graph: Graph, device: str = "") -> Described:
                 reader.tensors[v.name] = Tensor(v.name, tuple(map(int, v.shape)), v.dtype, "made")  # type: ignore[arg-type]
         reader.number, reader.module, first = number, call.module, len(reader.rows)
         known = KNOWN.get(call.op) or KNOWN.get(call.op.partition(".")[0])
-        if known is None or not known(reader, call):
-            _as_it_stands(reader, call)
+        try:
+            if known is None or not known(reader, call):
+                _as_it_stands(reader, call)
+        except InputError as error:
+            error.path = error.path or ("calls", number)
+            raise
         if device and not call.autocast and (kind := _autocast(reader, call, device)):
             for n, row in enumerate(reader.rows[first:], first):
                 reader.rows[n] = replace(row, autocast=(kind,) * len(row.reads))

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from convgen.errors import InputError
 from convgen.late import torch
 from convgen.operations.bound import Bound
 from convgen.operations.calls import Elementwise, Slot
@@ -174,6 +175,9 @@ def slots(args: Any, reader: Reader, found: list[Tensor]) -> Any:
 
 
 def many(value: Any, count: int) -> tuple[int, ...]:
-    """One number for each dimension, from one for all or one for each."""
+    """One number for each dimension, from one for all or one for each. Raises InputError: it is neither."""
     values: tuple[int, ...] = value if isinstance(value, tuple) else (value,)  # pyright: ignore[reportUnknownVariableType]
+    if len(values) not in (1, count):
+        fact = f"{list(values)} stands in the place of a number for each of {count} dimensions"
+        raise InputError(fact, hint=f"one number, or a list of {count}")
     return values if len(values) == count else values * count
