@@ -133,6 +133,7 @@ def test_what_cannot_work_is_refused() -> None:
     assert "cannot read three numbers" in str(refused("gemm", 8, 8, 8, "--blocks", "8,8"))
     assert "no multiple of 32" in str(refused("gemm", 8, 8, 8, "--blocks", "8,8,8"))
     assert "no layer of Table 2" in str(refused("table2", "--fit", "conv9_9"))
+    assert "no cells of these layers say" in str(refused("table2", "--fit", "conv1_1"))  # without an implicit plan
     assert "power of two" in str(refused("allreduce", "--nodes", 12))
     assert "--bytes 8" in str(refused("allreduce", "--bytes", 10))
     assert "no format of a plot" in str(refused("table2", "--plot", "x.gif"))

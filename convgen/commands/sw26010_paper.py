@@ -31,10 +31,10 @@ def table2_command(
     layers: str, choices: bool, causes: bool, as_json: bool, plot: Path | None, write: Path | None
 ) -> None:
     """Table 2 of swCaffe: constants fitted on two layers, the others predicted."""
-    from convgen.sw26010.machine.rates import rates_json, taken_rates
+    from convgen.sw26010.machine.rates import FITTED, rates_json, taken_rates
     from convgen.sw26010.table2.causes import causes_json, causes_text
     from convgen.sw26010.table2.cells import cells, read_table2, score_of
-    from convgen.sw26010.table2.fit import fit, leave_one_layer_out
+    from convgen.sw26010.table2.fit import determines, fit, leave_one_layer_out
     from convgen.sw26010.table2.plot import table2_page
     from convgen.sw26010.table2.report import choices_json, choices_text, table2_json, table2_text
 
@@ -54,7 +54,11 @@ def table2_command(
         if name not in known:
             raise InputError(f"--fit {name}: no layer of Table 2", hint=f"of {', '.join(known)}")
     everything = cells(taken)
-    constants = fit(cell for cell in everything if set(cell.layers) & set(chosen))
+    fitted = [cell for cell in everything if set(cell.layers) & set(chosen)]
+    if not determines(fitted):
+        fact = f"--fit {layers}: no cells of these layers say what all of {', '.join(FITTED)} are"
+        raise InputError(fact, hint="--fit conv1_2,conv4_1")
+    constants = fit(fitted)
     left_out = score_of(leave_one_layer_out(everything))
     given = taken, constants, chosen, left_out
     show(as_json, lambda: table2_json(*given), lambda: table2_text(*given))
