@@ -71,6 +71,20 @@ def test_networks_of_table_3(name: str, parameters: int, convolutions: int) -> N
     assert [layer.first for layer in layers.layers if isinstance(layer, ConvLayer)][:2] == [True, False]
 
 
+@pytest.mark.parametrize(
+    ("module", "kind"),
+    [
+        (nn.Sequential(nn.Flatten(), nn.Linear(48, 3), nn.ReLU(), nn.Linear(3, 2)), DenseLayer),
+        (nn.Sequential(nn.AvgPool2d(2), nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 2, 1)), ConvLayer),
+    ],
+)
+def test_a_first_layer_behind_what_has_no_parameters_makes_no_dx(module: nn.Module, kind: Any) -> None:
+    graph, _ = graph_of(module.train(), (torch.randn(2, 3, 4, 4),), name="net")
+    one, other = (layer for layer in layers_of_graph(graph, 2).layers if isinstance(layer, kind))
+    assert (one.first, other.first) == (True, False)
+    assert (len(list(one.backward(2))), len(list(other.backward(2)))) == (1, 2)
+
+
 @pytest.mark.parametrize(("name", "mib"), [("alexnet_bn", 232.6), ("resnet50", 97.7)])
 def test_the_text_s_bytes_are_parameters_and_statistics(name: str, mib: float) -> None:
     layers = network(name)

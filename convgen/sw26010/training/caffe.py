@@ -161,7 +161,9 @@ def _phase_s(task: ConvTask, rates: Rates, *, implicit: bool) -> float:
 
 def _dense(layer: DenseLayer, n: int, rates: Rates) -> Part:
     forward = _product_s(layer.outputs, n, layer.inputs, rates)
-    backward = _product_s(layer.inputs, layer.outputs, n, rates) + _product_s(layer.inputs, n, layer.outputs, rates)
+    backward = _product_s(layer.inputs, layer.outputs, n, rates)
+    if not layer.first:
+        backward += _product_s(layer.inputs, n, layer.outputs, rates)
     if layer.bias:
         forward += _product_s(layer.outputs, n, 1, rates)
         backward += _passes_s("read once", n * layer.outputs, rates)

@@ -65,12 +65,13 @@ class ConvLayer:
 
 @dataclass(frozen=True, slots=True)
 class DenseLayer:
-    """An inner product and its two gradients, a GEMM each."""
+    """An inner product and its two gradients, a GEMM each. `first`: nothing before it wants dx."""
 
     name: str
     inputs: int
     outputs: int
     bias: bool = False
+    first: bool = False
 
     @property
     def parameters(self) -> int:
@@ -81,7 +82,8 @@ class DenseLayer:
 
     def backward(self, n: int) -> Iterator[Task]:
         yield InnerProduct(n, self.inputs, self.outputs, "backward_filter")
-        yield InnerProduct(n, self.inputs, self.outputs, "backward_data")
+        if not self.first:
+            yield InnerProduct(n, self.inputs, self.outputs, "backward_data")
 
 
 @dataclass(frozen=True, slots=True)

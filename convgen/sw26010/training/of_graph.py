@@ -76,7 +76,8 @@ def layers_of_graph(graph: Graph, batch: int, where: Callable[[str], str] = lamb
     sized = graph.at(batch)
     described = with_responses(sized, describe(sized))
     sizes = {name: t.shape for name, t in described.tensors.items()}
-    given = {value.name for value in graph.inputs}
+    # What no parameter has a part in: nothing before it wants a gradient.
+    plain = {value.name for value in (*graph.inputs, *graph.buffers, *graph.constants)}
     made = {name for row in described.rows for name in row.makes}
     readers = Counter(name for row in described.rows for name in set(row.reads) if name in made)
     parameters = {value.name for value in graph.parameters}
@@ -86,9 +87,11 @@ def layers_of_graph(graph: Graph, batch: int, where: Callable[[str], str] = lamb
             found[-1] = replace(found[-1], name=row.makes[0], bias=True)  # type: ignore[call-arg]
         else:
             try:
-                found += _layers(row, described, given, parameters)
+                found += _layers(row, described, plain, parameters)
             except InputError as error:
                 raise InputError(f"{where(row.module)}{error.fact}", notes=error.notes, hint=error.hint) from None
+        if plain.issuperset(row.reads):
+            plain.update(row.makes)
         for name in row.makes:
             shape = sizes.get(name, ())
             if readers[name] > 1 and len(shape) > 1 and shape[0] == batch and not _is_norm_s(name, described):
@@ -109,15 +112,15 @@ def _is_norm_s(name: str, described: Described) -> bool:
     return set(kinds) == {"Moments", "Centred"}
 
 
-def _layers(row: Bound, described: Described, given: set[str], parameters: set[str]) -> list[Layer]:
+def _layers(row: Bound, described: Described, plain: set[str], parameters: set[str]) -> list[Layer]:
     operation, name = row.operation, row.makes[0] or row.module
     kind = type(operation).__name__
     shapes = [described.tensors[read].shape for read in row.reads]
     made = described.tensors[row.makes[0]].shape if row.makes[0] in described.tensors else ()
     if isinstance(operation, Convolution):
-        return [conv_layer(name, operation.conv, first=row.reads[0] in given)]
+        return [conv_layer(name, operation.conv, first=row.reads[0] in plain)]
     if isinstance(operation, Contraction):
-        return [_dense(name, shapes, made)]
+        return [_dense(name, shapes, made, first=row.reads[0] in plain)]
     if isinstance(operation, MaxPool):
         return [pool_layer(name, operation.shape, operation.taps, "max")]
     if isinstance(operation, AveragePool):
@@ -145,11 +148,11 @@ def _layers(row: Bound, described: Described, given: set[str], parameters: set[s
     raise InputError(f"{row.module or name}: the mesh has no program for {kind} of {[list(s) for s in shapes]}")
 
 
-def _dense(name: str, shapes: list[tuple[int, ...]], made: tuple[int, ...]) -> DenseLayer:
+def _dense(name: str, shapes: list[tuple[int, ...]], made: tuple[int, ...], *, first: bool) -> DenseLayer:
     if [len(s) for s in shapes] != [2, 2] or len(made) != 2:
         fact = f"{name} multiplies {' and '.join(str(list(s)) for s in shapes)}: a layer's product is of two matrices"
         raise InputError(fact)
-    return DenseLayer(name, shapes[0][1], made[1])
+    return DenseLayer(name, shapes[0][1], made[1], first=first)
 
 
 def conv_layer(name: str, conv: Conv, *, first: bool) -> ConvLayer:
