@@ -9,7 +9,11 @@ from convgen.program.network import Program
 
 def overwriting(program: Program) -> frozenset[int]:
     """Numbers of such rows: no other row reads the operand, nor does the gradient of the row that makes it
-    (templates/runtime/actions.py, may_write_over)."""
+    (templates/runtime/actions.py, may_write_over).
+
+    Where a GPU's norm does the steps behind it, backward reads the result of the last of these again, so that nothing
+    is written over it (NormByKernels.reads_result); but not what that step reads: as many blocks stay.
+    """
     readers = Counter(v for row in program.rows for v in row.bound.reads)
     makers = {v: i for i, row in enumerate(program.rows) for v in row.bound.makes if v}
     outputs = {v for _, v in program.outputs}

@@ -315,7 +315,11 @@ def _chunk_seconds(moves: Moves, row: PlacedRow, c: Conversion, of_operand: bool
 
 
 def bucket_seconds(program: Program, price: Price, bucket: Bucket, moved: Sequence[Moved]) -> float:
-    """Seconds of a bucket's all-reduce."""
+    """Seconds of a bucket's all-reduce.
+
+    Packing has no price, as what other collectives copy beside their messages has none: where collectives were measured
+    it is in what they take over the model, and a GPU's kernels write gradients where the message takes them.
+    """
     machine = price.machine
     sent = max(bucket_record(program, bucket, moved)["bytes_sent_per_rank"])
     how = machine.collectives.of("all_reduce")
