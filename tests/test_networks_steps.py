@@ -6,6 +6,7 @@ import importlib
 import json
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -238,7 +239,11 @@ def test_an_edited_step_is_what_ranks_run(tmp_path: Path) -> None:
 
 
 def planted(lowered: Lowered) -> Iterator[tuple[str, Lowered, bool]]:
-    """Lists with one mistake each; of a step that makes what nobody reads, and hands nothing on, it is none."""
+    """Lists with one mistake each; of a step that makes what nobody reads, and hands nothing on, it is none. What has
+    several readers may lack one without a trace."""
+    readers = Counter(r for s in (*lowered.forward, *lowered.backward) for r in {*s.reads})
+    handed = {slot for _, slot, _ in lowered.outputs}
+    made = {m for s in (*lowered.forward, *lowered.backward) for m in s.makes} - handed
     for section in ("forward", "backward"):
         steps: tuple[Step, ...] = getattr(lowered, section)
         later = lowered.backward if section == "forward" else ()
@@ -249,6 +254,10 @@ def planted(lowered: Lowered) -> Iterator[tuple[str, Lowered, bool]]:
             yield f"{said} gone", replace(lowered, **{section: (*steps[:n], *steps[n + 1 :])}), matters
             makes = any(m != "_" for m in step.makes) or step.kind in ("update", "gradient")
             yield f"{said} twice", replace(lowered, **{section: (*steps[: n + 1], step, *steps[n + 1 :])}), makes
+            before = next((s.makes[0] for s in reversed(steps[:n]) if s.makes and s.makes[0] not in step.reads), "_")
+            for r in {r for r in step.reads if r in made and readers[r] == 1}:
+                other = replace(step, reads=tuple(before if one == r else one for one in step.reads))
+                yield f"{said} not of {r}", replace(lowered, **{section: (*steps[:n], other, *steps[n + 1 :])}), True
             reader = next((m for m in range(n + 1, len(steps)) if {*step.makes} & {*steps[m].reads}), None)
             if reader is not None and steps[reader].when in (None, step.when):
                 behind = (*steps[:n], *steps[n + 1 : reader + 1], step, *steps[reader + 1 :])

@@ -2,7 +2,7 @@
 
 | check | says |
 |---|---|
-| slots | each is made once in a mode, before it is read; a slot that nobody reads is left for a reason |
+| slots | each is made once in a mode, before it is read, and read, but of rows that the source does not use |
 | flights | what is sent on its way is waited for once, by a step of the same name, before the pass ends |
 | hands | each buffer is renewed once, each gradient asked for is handed on once, and each output is made |
 """
@@ -21,6 +21,7 @@ WAITS = {
     "start": "wait", "start_back": "wait_back", "start_bucket": "wait_bucket", "send_fetch": "wait_chunk",
     "send_store": "wait_chunk", "send_given": "wait_chunk", "send_back": "wait_chunk",
 }  # fmt: skip
+CARRIED = {"chunk": 1, "vjp_chunk": 0}  # which of what a step makes is rows for the next chunk
 FEWER = ("add", "start_bucket")  # kinds that may read slots of training alone, and leave these out in evaluation
 
 
@@ -34,6 +35,7 @@ def step_faults(program: Program, lowered: Lowered, *, of_inputs: bool) -> Itera
     """What is wrong with a list of steps."""
     for training in (True, False):
         yield from _slots(program, lowered, training)
+    yield from _unread(program, lowered)
     yield from _flights(lowered.forward)
     yield from _flights(lowered.backward)
     yield from _hands(program, lowered, of_inputs)
@@ -52,6 +54,20 @@ def _slots(program: Program, lowered: Lowered, training: bool) -> Iterator[str]:
             yield from (f"{_said(step)}: a step before it makes {n}" for n in step.makes if n in made and n != NOTHING)
             made |= {*step.makes}
     yield from (f"output {name}: no step makes {slot}" for name, slot, _ in lowered.outputs if slot not in made)
+
+
+def _unread(program: Program, lowered: Lowered) -> Iterator[str]:
+    """What is made in vain, as an addend of a gradient is that no sum has. A block that is computed again may make what
+    forward alone reads."""
+    steps = (*lowered.forward, *lowered.backward)
+    used = {r for step in steps for r in step.reads} | {slot for _, slot, _ in lowered.outputs} | {NOTHING}
+    asked = {v for row in program.rows for v in row.bound.reads} | {v for _, v in program.updates}
+    used |= {v for row in program.rows for v in row.bound.makes if v not in asked}
+    for step in steps:
+        made = () if step.again else step.makes
+        if step.kind in CARRIED and made:  # behind the last chunk nobody goes on with rows that it hands on
+            made = (*made[: CARRIED[step.kind]], *made[CARRIED[step.kind] + 1 :])
+        yield from (f"{_said(step)}: nobody reads {n}" for n in made if n not in used)
 
 
 def _flights(steps: Sequence[Step]) -> Iterator[str]:
