@@ -358,6 +358,17 @@ def test_numbers_of_no_row_are_refused() -> None:
             check(given, {"H": 2}, truth=truth)
 
 
+def test_of_nothing_a_mean_is_no_number_and_a_product_is_one() -> None:
+    def function(x: Tensor) -> Outputs:
+        none = x[:, 3:3]
+        shares = F.cross_entropy(x[:0], x[:0].softmax(1).detach())
+        means = none.mean(1), none.var(1), F.mse_loss(none, 2 * none), shares
+        return (*(x[:, 0] + y.nan_to_num(2.0) for y in means), none.prod(1) * x[:, 0], (none > 0).all(1) * x[:, 0])
+
+    given = imported(Family(function), random_input(SHAPE))
+    assert all(check(given, grid).right for grid in GRIDS)
+
+
 # ---------------------------------------------------------------- what is drawn
 SEED = torch.tensor([5, 0])
 

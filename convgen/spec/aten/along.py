@@ -58,6 +58,8 @@ def along(reader: Reader, call: Call) -> bool:
 
 
 def along_dims(reader: Reader, call: Call, x: Tensor, over: tuple[int, ...]) -> bool:
+    if 0 in x.shape:  # of nothing a product is 1, and a row makes zeros
+        return False
     first = next(v for v in call.results if v is not None)
     shape = reader.tensors[first.name].shape
     if len(shape) not in (len(x.shape), len(x.shape) - len(over)):
@@ -89,7 +91,7 @@ def of_all(reader: Reader, call: Call) -> bool:
 @knows("var_mean", "var_mean.dim", "std_mean", "std_mean.dim")
 def deviation(reader: Reader, call: Call) -> bool:
     x, (base, _, kind) = reader.of(call.args[0]), call.op.partition(".")
-    if not x.floats or not x.shape:
+    if not x.floats or not x.shape or 0 in x.shape:
         return False
     given = None if kind == "" else call.args[1]
     kept = bool(call.args[3]) if kind else False

@@ -38,6 +38,8 @@ def total(reader: Reader, call: Call) -> bool:
         return False
     given = call.args[1] if "." in call.op else None
     dims = dims_of(given, len(x.shape))
+    if 0 in x.shape and call.op.startswith("mean"):
+        return False
     if not x.floats or reader.tensors[result.name].dtype != x.dtype:
         return along_dims(reader, call, x, dims)
     how = "mean" if call.op.startswith("mean") else "sum"

@@ -129,6 +129,8 @@ def loss_by_element(reader: Reader, call: Call) -> bool:
         return False
     if reduction == 0:
         return reader.elementwise(call.op, args, y)
+    if 0 in shape:
+        return False
     each = reader.made(f"{y.name}_each", shape, y.dtype)
     reader.elementwise(call.op, args, each)
     reader.add(Reduce(HOW[int(reduction)], shape, tuple(range(len(shape)))), [each], [y.name])  # type: ignore[arg-type]

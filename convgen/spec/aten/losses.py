@@ -18,7 +18,7 @@ def cross_entropy(reader: Reader, call: Call) -> bool:
     assert result is not None
     y = reader.tensors[result.name]
     if target.floats:
-        if weight is not None or x.shape != target.shape or len(x.shape) < 2:
+        if weight is not None or x.shape != target.shape or len(x.shape) < 2 or 0 in x.shape:
             return False
         return _of_probabilities(reader, x, target, int(reduction), float(smoothing), y)  # type: ignore[arg-type]
     w = None if weight is None else reader.of(weight)
