@@ -421,6 +421,9 @@ def test_what_is_refused(tmp_path: Path) -> None:
         file["a"], file["g/b"] = np.zeros(2), np.zeros(2)
     (tmp_path / "x.h6").write_bytes((tmp_path / "x.h5").read_bytes())
     zarr.create_array(tmp_path / "one.zarr", data=np.zeros((2, 3)))
+    torch.save([1, 2], tmp_path / "list.pt")
+    np.savez(tmp_path / "several.npz", a=np.zeros(3))
+    (tmp_path / "several.npz").rename(tmp_path / "several.npy")
     assert convgen.data.open(tmp_path / "x.h6", "a", format="hdf5").shape == (2,)
     for arguments, how, words in (
         (("x.dat",), {}, "which format has it?"),
@@ -434,6 +437,8 @@ def test_what_is_refused(tmp_path: Path) -> None:
         (("x.npy", "c"), {}, "x.npy has one array, without a name; 'c' is named"),
         (("one.zarr", "c"), {}, "one.zarr has one array, without a name"),
         (("y.h5", "c"), {}, "y.h5::c can't be opened: FileNotFoundError"),
+        (("list.pt",), {}, "list.pt has a list, which is no array"),
+        (("several.npy",), {}, "several.npy has a NpzFile, which is no array"),
     ):
         path, *rest = arguments
         with pytest.raises(InputError, match=re.escape(words)):

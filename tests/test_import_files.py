@@ -108,6 +108,7 @@ def test_tensors_there_and_back(tmp_path: Path) -> None:
         ('{"a": {"dtype": "F32", "shape": [-2], "data_offsets": [0, 8]}}', 8, "a can't be"),
         ('{"a": {"dtype": "F32", "shape": [true], "data_offsets": [0, 4]}}', 4, "a can't be"),
         ('{"a": {"dtype": "BOOL", "shape": [1], "data_offsets": [0, 1]}}', 1, "truth values other than 0 and 1"),
+        ('{"a": {"dtype": "U8", "shape": [1099511627776, 1099511627776, 0], "data_offsets": [0, 0]}}', 0, "overflow"),
         ('{"a": 3}', 0, "a can't be 3"),
         ('{"a": {}, "a": {}}', 0, "'a' stands in it twice"),
         ("[]", 0, "its header is no object"),

@@ -178,6 +178,9 @@ class FileArray:
             raise
         except Exception as error:
             raise InputError(f"{self} can't be opened: {type(error).__name__}: {error}") from error
+        if not hasattr(held.array, "shape"):
+            held.close()
+            raise InputError(f"{self} has a {type(held.array).__name__}, which is no array", hint="a file of one array")
         facts = tuple(held.array.shape), held.array.dtype, held.chunks, held.shards, held.scales
         if self._seen is None:
             dims = self._dims

@@ -67,7 +67,7 @@ def read_tensors(path: str | Path) -> dict[str, torch.Tensor]:
         raise InputError(f"can't read {path}: {reason}", where=str(path), hint="convgen import ...") from None
     try:
         return _tensors(raw)
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError, RuntimeError) as error:  # extents may be more than torch multiplies
         fact = f"{path} is no whole safetensors file: {error}"
         raise InputError(fact, where=str(path), hint="write it again with convgen import") from None
 
