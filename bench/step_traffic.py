@@ -321,7 +321,6 @@ def on_no_device(package: Any, kernels: Kernels) -> Iterator[None]:
         put(torch, "autocast", lambda *_, **__: nullcontext())
         shares = lambda self, ranks, dtype: (torch.empty(len(ranks), dtype=dtype, device="meta"), 2.0)  # noqa: E731
         put(runtime.Stand, "shares", shares)
-        put(runtime, "own_memory", tuple)  # which compares addresses
         if hasattr(runtime, "Attention"):
             put(runtime.Attention, "has_vjp", lambda *_: False)  # as on a GPU
         yield

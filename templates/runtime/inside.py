@@ -59,7 +59,7 @@ def own_memory(gradients: Sequence[Tensor | None], given: Sequence[Tensor | None
     found: list[Tensor | None] = []
     taken: list[Span] = []  # rising; no two of them meet
     for g in gradients:
-        if g is not None and g.numel():
+        if g is not None and g.numel() and not g.is_meta:  # there nothing has memory
             spread = not g.is_contiguous() and any(s == 0 and n > 1 for s, n in zip(g.stride(), g.shape, strict=True))
             span = _span(g)
             i = bisect(taken, span)
