@@ -331,10 +331,8 @@ class Chunk:
         """
         import torch
 
-        known, results = (
-            self._known(batch, sizes),
-            [self.network.call.outputs[int(s.name)] for _, s in slots(self.made)],
-        )
+        known = self._known(batch, sizes)
+        results = [self.network.call.outputs[int(s.name)] for _, s in slots(self.made)]
         whole = frozenset((*self.chunk, *results) if self.both.whole else ())
 
         def foreseen(halos: Sequence[str]) -> int:
