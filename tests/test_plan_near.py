@@ -9,13 +9,18 @@ from random import Random
 from typing import Any
 
 import pytest
+import torch
 from sampling import draws
 from test_plan_by_hand import branched
 from test_plan_price import a_machine
+from torch import nn
 
+from convgen.algebra.grid import Grid
+from convgen.cost.machines import load_machine
+from convgen.cost.moving import PICOSECONDS
 from convgen.cost.rows import program_cost
 from convgen.errors import InputError
-from convgen.network_compiler import plan_graph, sample_parallelism
+from convgen.network_compiler import compile_network, plan_graph, sample_parallelism
 from convgen.plan.fewer import without_idle
 from convgen.plan.parts import Room
 from convgen.plan.program.annealed import annealed, further
@@ -26,6 +31,7 @@ from convgen.plan.program.step_ps import Cost, at_least_ps, step_ps
 from convgen.plan.program.sweep import sweep
 from convgen.plan.program.written import plan_of, program_of
 from convgen.plan.setting import Setting
+from convgen.spec.exported import graph_of
 from convgen.spec.network_graph import network_graph
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
@@ -87,6 +93,24 @@ def test_rows_that_cost_otherwise_change_a_step_by_no_less_than_is_said() -> Non
         behind = [some() if draw.random() < 0.5 else cost for cost in before]
         least = sum(at_least_ps(a, b) for a, b in zip(before, behind, strict=True))
         assert least <= step_ps(behind) - step_ps(before), (before, behind)
+
+
+def wider() -> nn.Sequential:
+    """Convolutions of ever more filters, each with a norm and a rectifier."""
+    rows: list[nn.Module] = []
+    for c, f in ((16, 64), (64, 256), (256, 512), (512, 512)):
+        rows += [nn.Conv2d(c, f, 3, 1 if c == 16 else 2, 1, bias=False), nn.BatchNorm2d(f), nn.ReLU()]
+    return nn.Sequential(*rows)
+
+
+@pytest.mark.parametrize("name", ["lassen", "dgx_h200"])
+def test_what_is_counted_quickly_is_near_what_is_timed(name: str) -> None:
+    """Where sums of gradients outlast backward: buckets have latencies, and a move's latency leaves sums the link."""
+    machine, graph = load_machine(name), graph_of(wider(), (torch.zeros(16, 16, 32, 32),), name="wider")[0]
+    for axes in ((("N", 8),), (("N", 16),), (("N", 4), ("H", 2))):
+        program = compile_network(graph, Grid(axes), machine=machine).plain
+        counted = Nearby(program, machine, "float32", by_step=True).time_ps / PICOSECONDS
+        assert counted == pytest.approx(overlapped_s(program, machine, "float32"), rel=0.05)
 
 
 @pytest.mark.parametrize("in_order", [False, True], ids=("by the step", "in order"))

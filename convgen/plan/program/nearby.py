@@ -18,8 +18,10 @@ from typing import NamedTuple
 from convgen.algebra.grid import Grid
 from convgen.algebra.involved import NAME
 from convgen.algebra.layout import Axes, Layout
+from convgen.cost.links import collective_seconds
 from convgen.cost.machine import Machine
-from convgen.cost.rows import Price, price_on, row_cost
+from convgen.cost.moving import PICOSECONDS
+from convgen.cost.rows import Price, moving_ps, price_on, row_cost
 from convgen.operations.row import Operation
 from convgen.plan.program.candidates import Way, suggested, wanted
 from convgen.plan.program.step_ps import Cost, at_least_ps, step_ps
@@ -28,6 +30,7 @@ from convgen.program.network import Program, asked
 from convgen.program.rows import Chain, PlacedRow, Stored, kept, place, place_gradient, serves, stored_by_name
 from convgen.program.types import RowTypes
 
+BUCKET = 5 << 20  # bytes after which sums are no longer packed together, as overlapped.py tries it
 FAR = 8  # values that a draw stores alike, at most
 NOTHING = Cost(0, 0, 0, 0)
 
@@ -323,7 +326,8 @@ class Nearby:
         wanted = asked(bound, self.wanted)
         back = [k for k, o in enumerate(signature.inputs) if o.gradient and wanted[k]]
         computing = here.local(operation, number, nests, back) if back else 0
-        forward, moving, sums, latency, moves = 0, 0, 0, 0, [False, False]  # whether operands move, and results
+        forward, moving, waiting, sums, latency = 0, 0, 0, 0, 0
+        moves = [False, False]  # whether operands move, and results
         for k, (operand, axes) in enumerate(zip(signature.inputs, how.reads, strict=True)):
             sets, stored = tensors[operand.name], Layout(NAME, axes)
             wants = price.wants(signature, operand, roles)
@@ -332,25 +336,27 @@ class Nearby:
             if k in back and not (price.machine.hides_gradients and bound.reads[k] in self.learnt):
                 found = price.gradient(signature, operand, roles)
                 there = price.of((types.back if stored != wants else types.back_here)[k])
-                taken = there.moves.collected(sets, found, stored)
+                taken, least = (p.moves.collected(sets, found, stored) for p in (there, there.latencies))
                 if bound.reads[k] in self.learnt and found.summed == stored:
-                    sums += taken
-                    latency += min(there.latencies.moves.collected(sets, found, stored), taken)
+                    rest = _rest_of_latency(there, found.partial, min(least, taken), taken)
+                    sums, latency = sums + taken - rest, latency + rest
                 else:
-                    moving += taken
+                    moving, waiting = moving + taken, waiting + min(least, taken)
         for j, (result, axes) in enumerate(zip(signature.results, how.makes, strict=True)):
             sets, stored = tensors[result.name], Layout(NAME, axes)
             makes = price.wants(signature, result, roles)
             moves[1] |= stored != makes
             forward += price.of(types.store[j]).moves.reduced(sets, makes, stored, signature.reduction)
             if back and result.gradient:
-                moving += price.of(types.given[j]).moves.chain(sets, stored, makes.summed)
+                there = price.of(types.given[j])
+                taken, least = (p.moves.chain(sets, stored, makes.summed) for p in (there, there.latencies))
+                moving, waiting = moving + taken, waiting + min(least, taken)
         bias = self.start.biased[i] if price.machine.adds_biases else NONE
         if bias.behind is not None and moves[1]:
             forward += here.over_stored(bias.behind, how.makes[0])
         if not (bias.is_bias and not any(moves)):
             forward += here.local(operation, number, nests)
-        return Cost(forward, computing, moving, sums - latency, latency)
+        return Cost(forward, computing + waiting, moving - waiting, sums, latency)
 
     def _alike_in(self, i: int, row: PlacedRow) -> object:
         """A key: rows that have it in common cost the same where they are placed alike."""
@@ -364,13 +370,18 @@ class Nearby:
         types, bias, wanted = self.start.row_types[i], self.start.biased[i], asked(row.bound, self.wanted)
         forward = row_cost(row, self.price, types, [False] * len(wanted), bias)
         computing, moving = row_cost(row, self.price, types, wanted, bias, learnt=self.learnt)
+        least = sum(moving_ps(row, self.price.latencies, types, wanted, self.learnt)[1:])
         sums = latency = 0
         for k, one, chain, kind in _collected(row, types):
             if wanted[k] and row.bound.reads[k] in self.learnt and [c.kind for c in chain] == ["all_reduce"]:
                 there = self.price.of(kind)
-                taken = there.chain(one, chain, parameter=True)
-                sums, latency = sums + taken, latency + min(there.latencies.chain(one, chain, parameter=True), taken)
-        return Cost(sum(forward), computing - forward[0], moving - forward[1] - sums, sums - latency, latency)
+                taken, alone = (p.chain(one, chain, parameter=True) for p in (there, there.latencies))
+                rest = _rest_of_latency(there, chain[0].over, min(alone, taken), taken)
+                sums, latency, least = sums + taken - rest, latency + rest, least - alone
+        moving -= forward[1] + sums + latency
+        waiting = min(least, moving)
+        alone = computing - forward[0] + waiting
+        return Cost(sum(forward), alone, moving - waiting, sums, latency)
 
 
 def _collected(row: PlacedRow, types: RowTypes) -> Iterator[tuple[int, PlacedRow, Chain, str]]:
@@ -382,6 +393,23 @@ def _collected(row: PlacedRow, types: RowTypes) -> Iterator[tuple[int, PlacedRow
             yield k, one, one.store[0], types.of(row.signature.inputs[k].name).store
         elif chain:
             yield k, row, chain, types.on_the_way_back(row, k)
+
+
+def _rest_of_latency(price: Price, over: Axes, latency: int, taken: int) -> int:
+    """Picoseconds of a sum's latency that other sums of its bucket take, too."""
+    full = _bucket_ps(price, over)
+    return latency - latency * min(taken - latency, full) // full
+
+
+@lru_cache(maxsize=1 << 10)
+def _bucket_ps(price: Price, over: Axes) -> int:
+    """Picoseconds of a bucket's bytes in an all-reduce over these axes, without its latency."""
+    machine, how, p = price.machine, price.machine.collectives.of("all_reduce"), price.grid.over(over)
+    none, full = (
+        collective_seconds(price.grid, machine.levels, "all_reduce", over, n, machine.add_s_per_byte, how)[0]
+        for n in (0, 2 * (p - 1) / p * BUCKET)
+    )
+    return max(round((full - none) * PICOSECONDS), 1)
 
 
 @lru_cache(maxsize=2)
