@@ -55,12 +55,10 @@ def _less_work(near: Nearby, i: int) -> Iterator[Laid]:
     row, own, price = near.rows[i], gradients_of(near.rows[i]), near.price_of(i)
     operation, now = row.bound.operation, (row.way, row.roles)
     here_ps = price.local(operation, row.way, dict(row.roles))
-    by_vjp = [k for k, chain in enumerate(row.back) if chain is not None]
-    back_ps = price.local(operation, row.way, dict(row.roles), by_vjp)
     yield from (Laid(way, own) for way in _faster(operation, price, here_ps))
     for name, one in operation.gradients.items():
         there = own.get(name)
-        most_ps = price.local(one.operation, there[0], dict(there[1])) if there else back_ps
+        most_ps = price.local(one.operation, there[0], dict(there[1])) if there else near.costs[i].alone
         yield from (Laid(now, {**own, name: way}) for way in _faster(one.operation, price, most_ps))
         if there and row.signature.reduction == "sum":
             yield Laid(now, {other: way for other, way in own.items() if other != name})
