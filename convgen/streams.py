@@ -336,9 +336,8 @@ class Chunk:
         whole = frozenset((*self.chunk, *results) if self.both.whole else ())
 
         def foreseen(halos: Sequence[str]) -> int:
-            wide = tuple(sorted(self.both.inputs[path] for path in halos))
             kept = partial(self._blocks, sizes=known, device="meta")
-            manner = runtime_of(self.package).Manner(whole, wide, self._around(known), kept)
+            manner = runtime_of(self.package).Manner(whole, self._wide(halos), self._around(known), kept)
             return self.network.foreseen(known, None, manner).peak_bytes
 
         with torch.no_grad():
@@ -372,10 +371,13 @@ class Chunk:
         boxes = self.both.boxes(sizes)
         return {out: boxes[n] for path, out in self.caches.items() if (n := self.both.inputs[path]) in boxes}
 
+    def _wide(self, halos: Sequence[str]) -> tuple[str, ...]:
+        """The inputs by which these caches are given with their halos."""
+        return tuple(sorted(self.both.inputs[path] for path in halos))
+
     def _ready(self, sizes: Sizes, halos: Sequence[str]) -> Any:
         """The steps of a call after a state in which these caches have their halos."""
-        wide = tuple(sorted(self.both.inputs[path] for path in halos))
-        return self.network.ready(sizes, wide, self._around(sizes))
+        return self.network.ready(sizes, self._wide(halos), self._around(sizes))
 
     def _befores(self, sizes: Sizes) -> list[tuple[str, ...]]:
         """Of each kind of state that a call may take, the caches that have their halos."""

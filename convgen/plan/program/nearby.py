@@ -23,6 +23,7 @@ from convgen.cost.machine import Machine
 from convgen.cost.moving import PICOSECONDS
 from convgen.cost.rows import Price, moving_ps, price_on, row_cost
 from convgen.operations.row import Operation
+from convgen.passes.bucket_gradients import MEBIBYTE
 from convgen.plan.program.candidates import Way, suggested, wanted
 from convgen.plan.program.step_ps import Cost, at_least_ps, step_ps
 from convgen.program.biases import NONE
@@ -30,7 +31,7 @@ from convgen.program.network import Program, asked
 from convgen.program.rows import Chain, PlacedRow, Stored, kept, place, place_gradient, serves, stored_by_name
 from convgen.program.types import RowTypes
 
-BUCKET = 5 << 20  # bytes after which sums are no longer packed together, as overlapped.py tries it
+BUCKET = 5 * MEBIBYTE  # bytes after which sums are no longer packed together, as overlapped.py tries it
 FAR = 8  # values that a draw stores alike, at most
 NOTHING = Cost(0, 0, 0, 0)
 

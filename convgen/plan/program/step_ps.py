@@ -3,7 +3,7 @@
 A row's backward computes and moves, and leaves its gradients' sum to a lane of its own. While the row computes, or
 waits for a message's latency, the lane has the link alone; while bytes of the row travel, each has half of it
 (cost/link.py). What is left of the sums at the end is waited for, with one latency, as of a bucket. Halos, chunks and
-sizes of buckets are not in it: the timeline has those (cost/timeline.py), and times what is found by this.
+when a bucket is full are not in it: the timeline has those (cost/timeline.py), and times what is found by this.
 """
 
 from __future__ import annotations
