@@ -16,6 +16,7 @@ from test_plan_price import a_machine
 from torch import nn
 
 from convgen.algebra.grid import Grid
+from convgen.cost.collectives import BEST, RINGS
 from convgen.cost.machines import load_machine
 from convgen.cost.moving import PICOSECONDS
 from convgen.cost.rows import program_cost
@@ -44,6 +45,7 @@ def test_draws_cost_what_their_programs_do() -> None:
     for number in range(draws(4)):
         draw = Random(f"near {number}")
         machine, graph = replace(a_machine(draw), hides_gradients=False), network_graph(branched(draw, 2))
+        machine = replace(machine, collectives=(RINGS, BEST)[number % 2])
         plan = plan_graph(graph, draw.choice((2, 4, 6)), Setting(machine=machine))[1]
         near, taken = Nearby(plan.program, machine, "float32", by_step=number % 2 == 1), 0
         for _ in range(60):

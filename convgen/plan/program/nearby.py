@@ -398,6 +398,8 @@ def _collected(row: PlacedRow, types: RowTypes) -> Iterator[tuple[int, PlacedRow
 
 def _rest_of_latency(price: Price, over: Axes, latency: int, taken: int) -> int:
     """Picoseconds of a sum's latency that other sums of its bucket take, too."""
+    if not latency:  # as over axes of one rank
+        return 0
     full = _bucket_ps(price, over)
     return latency - latency * min(taken - latency, full) // full
 
