@@ -21,15 +21,17 @@ from convgen.cost.machines import load_machine
 from convgen.cost.moving import PICOSECONDS
 from convgen.cost.rows import program_cost
 from convgen.errors import InputError
-from convgen.network_compiler import compile_network, plan_graph, sample_parallelism
+from convgen.network_compiler import by_samples, compile_network, plan_graph, sample_parallelism
+from convgen.passes.bucket_gradients import closing
 from convgen.plan.fewer import without_idle
 from convgen.plan.parts import Room
 from convgen.plan.program.annealed import annealed, further
 from convgen.plan.program.by_timeline import overlapped_s
+from convgen.plan.program.improved import improved
 from convgen.plan.program.nearby import Nearby
 from convgen.plan.program.overlapped import WORTH
-from convgen.plan.program.step_ps import Cost, at_least_ps, step_ps
-from convgen.plan.program.sweep import sweep
+from convgen.plan.program.step_ps import SIZES, Cost, Sum, longer_ps, step_ps
+from convgen.plan.program.sweep import settle, sweep
 from convgen.plan.program.written import plan_of, program_of
 from convgen.plan.setting import Setting
 from convgen.spec.exported import graph_of
@@ -50,13 +52,13 @@ def test_draws_cost_what_their_programs_do() -> None:
         near, taken = Nearby(plan.program, machine, "float32", by_step=number % 2 == 1), 0
         for _ in range(60):
             before = near.time_ps
-            if (change := near.draw(draw)) is not None:
+            if (change := near.draw(draw, far=taken % 2 == 1)) is not None:
                 near.take(change)
                 taken += 1
                 assert near.time_ps == before + change.more_ps
         program = near.program
         assert taken > 20
-        assert program_cost(program, machine, "float32").time_ps == sum(map(sum, near.costs))
+        assert program_cost(program, machine, "float32").time_ps == near.in_order_ps
         again = Nearby(program, machine, "float32", by_step=near.by_step)  # each row placed and priced whole
         assert (again.costs, again.time_ps) == (near.costs, near.time_ps)
         assert plan.parts is not None
@@ -84,17 +86,84 @@ def test_row_by_row_costs_no_more_and_is_its_price() -> None:
     assert less
 
 
-def test_rows_that_cost_otherwise_change_a_step_by_no_less_than_is_said() -> None:
-    draw = Random("at least")
+def test_hops_cost_no_more_and_are_their_price() -> None:
+    """From layouts by letters on: with hops the step is never longer, and now and then shorter."""
+    less = 0
+    for number in range(draws(3)):
+        graph, machine, ranks = drawn_network(number)
+        compiled, _ = plan_graph(graph, ranks, Setting(machine=machine))
+        program = sample_parallelism(compiled, 2)
+        assert program is not None
+        steps: list[int] = []
+        for hops in (0, 30):
+            better, ps = improved(program, machine, "float32", 0, by_step=True, hops=hops)
+            assert program_cost(better, machine, "float32").time_ps == ps
+            steps.append(Nearby(better, machine, "float32", by_step=True).time_ps)
+        assert steps[1] <= steps[0]
+        less += steps[1] < steps[0]
+    assert less
 
-    def some() -> Cost:
-        return Cost(*(draw.choice((0, draw.randint(0, 30))) for _ in range(5)))
 
-    for _ in range(2000):
-        before = [some() for _ in range(draw.randint(1, 6))]
-        behind = [some() if draw.random() < 0.5 else cost for cost in before]
-        least = sum(at_least_ps(a, b) for a, b in zip(before, behind, strict=True))
-        assert least <= step_ps(behind) - step_ps(before), (before, behind)
+def test_what_settles_is_better_around_rows_that_were_changed() -> None:
+    graph, machine, ranks = drawn_network(2)
+    program = plan_graph(graph, ranks, Setting(machine=machine, by_step=True))[1].program
+    near, draw = Nearby(program, machine, "float32", by_step=True), Random("settles")
+    for _ in range(draws(10)):
+        start, rows = near.kept(), set[int]()
+        while not rows:
+            if (change := near.draw(draw, far=True)) is not None:
+                near.take(change)
+                rows = {*change.rows}
+        changed_ps = near.time_ps
+        settle(near, rows)
+        assert near.time_ps <= changed_ps
+        again = Nearby(near.program, machine, "float32", by_step=True)
+        assert (again.costs, again.time_ps) == (near.costs, near.time_ps)
+        near.go_back(start)
+        settle(near, ())
+        assert near.program.rows == program.rows
+
+
+def some_costs(draw: Random) -> list[Cost]:
+    """Of rows that sum gradients over several axes, by bytes of a bucket or far less."""
+
+    def one() -> Sum:
+        size = draw.choice((100, 2**18, 2**20, 2**23))
+        return Sum(draw.choice((("N",), ("N", "C"))), draw.randint(1, 40), draw.randint(0, 9), size)
+
+    rows: list[Cost] = []
+    for _ in range(draw.randint(1, 12)):
+        numbers = (draw.choice((0, draw.randint(0, 30))) for _ in range(4))
+        rows.append(Cost(*numbers, tuple(one() for _ in range(draw.randint(0, 2)))))
+    return rows
+
+
+def by_ps(costs: list[Cost], mebibytes: int) -> int:
+    """A step with buckets of this size, one picosecond after the other."""
+    backward = [*reversed(costs)]
+    sums = [(i, one) for i, row in enumerate(backward) for one in row.sums]
+    leaving = [0] * len(backward)
+    for _, members in closing([(one.over, one.size) for _, one in sums], mebibytes):
+        there = [sums[k][1] for k in members]
+        leaving[sums[members[-1]][0]] += sum(one.ps for one in there) + max(one.latency for one in there)
+    time = left = 0  # left: halves of picoseconds that the lane has
+    for row, more in zip(backward, leaving, strict=True):
+        for work, on_link in ((row.before, True), (row.alone, False), (row.behind, True)):
+            todo = 2 * work
+            while todo:
+                time += 1
+                todo -= 1 if on_link and left else 2
+                left -= min(left, 1 if on_link else 2)
+        left += 2 * more
+    return sum(row.forward for row in costs) + time + left // 2
+
+
+def test_a_step_is_its_rows_and_what_sums_add() -> None:
+    draw = Random("steps")
+    for _ in range(500):
+        costs = some_costs(draw)
+        assert step_ps(costs) == min(by_ps(costs, mebibytes) for mebibytes in SIZES)
+        assert longer_ps(costs) == step_ps(costs) - sum(one.base for one in costs) >= 0
 
 
 def wider() -> nn.Sequential:
@@ -109,10 +178,10 @@ def wider() -> nn.Sequential:
 def test_what_is_counted_quickly_is_near_what_is_timed(name: str) -> None:
     """Where sums of gradients outlast backward: buckets have latencies, and a move's latency leaves sums the link."""
     machine, graph = load_machine(name), graph_of(wider(), (torch.zeros(16, 16, 32, 32),), name="wider")[0]
-    for axes in ((("N", 8),), (("N", 16),), (("N", 4), ("H", 2))):
+    for axes in ((("N", 8),), (("N", 16),), (("N", 4), ("H", 2)), (("N", 4), ("C", 2)), (("N", 2), ("F", 4))):
         program = compile_network(graph, Grid(axes), machine=machine).plain
         counted = Nearby(program, machine, "float32", by_step=True).time_ps / PICOSECONDS
-        assert counted == pytest.approx(overlapped_s(program, machine, "float32"), rel=0.05)
+        assert counted == pytest.approx(overlapped_s(program, machine, "float32"), rel=0.025)
 
 
 @pytest.mark.parametrize("in_order", [False, True], ids=("by the step", "in order"))
@@ -163,18 +232,19 @@ def test_layouts_that_nobody_would_look_at_are_refused(how: dict[str, Any]) -> N
 
 
 def test_no_step_is_longer_than_that_of_samples_alone() -> None:
-    """By sums of plans by sums, and of others with what travels meanwhile."""
-    looked = 0
+    """By sums of plans by sums, and of others with what travels meanwhile; where there are fewer samples than ranks, on
+    as many ranks as there are samples."""
+    looked = [0, 0]
     for number in range(draws(7)):
         draw = Random(f"samples {number}")
         machine, ranks = replace(a_machine(draw), hides_gradients=False), draw.choice((2, 3, 4, 6))
         setting = Setting(machine=machine, by_step=draw.random() < 0.7)
         compiled, plan = plan_graph(network_graph(branched(draw, draw.randint(1, 4))), ranks, setting)
-        if (samples := sample_parallelism(compiled, ranks)) is None:
-            continue
-        looked += 1
+        batch = compiled.graph.batch
+        samples = by_samples(compiled, min(ranks, batch))
+        looked[batch < ranks] += 1
         if plan.step is not None:
             assert plan.step.overlapped <= overlapped_s(samples, machine, "float32") / WORTH, number
         else:
             assert plan.seconds <= program_cost(samples, machine, "float32").seconds, number
-    assert looked
+    assert all(looked)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,17 @@ def test_each_number_of_ranks_has_the_plan_of_its_own() -> None:
     assert found["ranks"][2]["sample_parallelism"]["why_not"] == "2 samples, 4 ranks"
     fastest = min(found["ranks"], key=lambda row: row["plan"]["seconds"])
     assert found["fastest_ranks"] == fastest["ranks"]
+
+
+@pytest.mark.parametrize("by", ["", "--in-order"])
+def test_others_are_compared_by_what_the_plan_was_chosen_by(by: str) -> None:
+    """Samples alone and one rank stand beside the plan's step with what travels meanwhile, or beside its sum."""
+    line = f"{PLANNED} --ranks 2 {by}"
+    data, key = data_of(line), "seconds" if by else "overlapped_seconds"
+    for name, seconds in (("one", data["one_rank_seconds"]), ("sample", data["sample_parallelism"][key])):
+        [said] = re.findall(rf"^{name} .*alone: (\S+) ms, (\S+) times as long$", run(line).stdout, re.MULTILINE)
+        assert said == (f"{seconds * 1e3:.3f}", f"{seconds / data[key]:.2f}")
+        assert seconds >= data[key]
 
 
 def test_what_does_not_fit_says_what_it_needs() -> None:

@@ -438,45 +438,57 @@ def row_cost(
         again: whether backward computes the row again.
         learnt: values that are parameters.
     """
+    forward, *backward = moving_ps(row, price, types, wanted, learnt)
+    computing = forward_ps(row, price, types, bias) * (1 + again) + backward_ps(row, price, types, wanted)
+    return computing, forward * (1 + again) + sum(backward)
+
+
+def forward_ps(row: PlacedRow, price: Price, types: RowTypes, bias: Biased = NONE) -> int:
+    """Picoseconds that a row computes in forward. Arguments are those of `row_cost`."""
     here = price.of(types.local)
-    forward, backward = moving_ps(row, price, types, wanted, learnt)
-    computing = (own_ps(row, here, bias) + pass_ps(row, here, bias)) * (1 + again)
-    derived = {k for k, _ in row.derived}
+    return own_ps(row, here, bias) + pass_ps(row, here, bias)
+
+
+def backward_ps(row: PlacedRow, price: Price, types: RowTypes, wanted: Sequence[bool]) -> int:
+    """Picoseconds that a row computes in backward. Arguments are those of `row_cost`."""
+    computing, derived = 0, {k for k, _ in row.derived}
     back = [k for k, chain in enumerate(row.back) if chain is not None and wanted[k] and k not in derived]
     between = row.between(wanted)
     if back or between:
+        here = price.of(types.local)
         computing += here.local(row.bound.operation, row.way, dict(row.roles), [*back, *between], between)
     for k, one in row.derived:
         if wanted[k]:
             own = types.of(row.signature.inputs[k].name)
             computing += price.of(own.local).local(one.bound.operation, one.way, dict(one.roles))
-    return computing, forward * (1 + again) + backward
+    return computing
 
 
 def moving_ps(
     row: PlacedRow, price: Price, types: RowTypes, wanted: Sequence[bool], learnt: Collection[str] = ()
-) -> tuple[int, int]:
-    """Picoseconds of what a row moves in (forward, backward). Arguments are those of `row_cost`."""
+) -> tuple[int, int, int]:
+    """Picoseconds of what a row moves in forward, and in backward before and behind what it computes there. Arguments
+    are those of `row_cost`."""
     sides = ((row.fetch, types.fetch), (row.store, types.store))
     forward = sum(price.of(t).chain(row, c) for chains, kinds in sides for c, t in zip(chains, kinds, strict=True))
     derived = {k for k, _ in row.derived}
     back = [k for k, chain in enumerate(row.back) if chain is not None and wanted[k] and k not in derived]
-    once, backward = shared(row, tuple(wanted)), 0
+    once, before, behind = shared(row, tuple(wanted)), 0, 0
     if back:
         for j, (chain, result) in enumerate(zip(row.given, row.signature.results, strict=True)):
             rest = chain[once.given[j][1] if j in once.given else 0 :]
-            backward += price.of(types.given[j]).chain(row, rest) if result.gradient else 0
+            before += price.of(types.given[j]).chain(row, rest) if result.gradient else 0
         for k in back:
             there = price.of(types.on_the_way_back(row, k))
-            backward += there.chain(row, row.back[k] or (), parameter=row.bound.reads[k] in learnt)
+            behind += there.chain(row, row.back[k] or (), parameter=row.bound.reads[k] in learnt)
     for k, one in row.derived:
         if wanted[k]:
             own = types.of(row.signature.inputs[k].name)
             for j, (chain, kind) in enumerate(zip(one.fetch, own.fetch, strict=True)):
-                backward += price.of(kind).chain(one, chain[once.served((k, j)) :])
+                before += price.of(kind).chain(one, chain[once.served((k, j)) :])
             (store,) = one.store
-            backward += price.of(own.store).chain(one, store, parameter=row.bound.reads[k] in learnt)
-    return forward, backward
+            behind += price.of(own.store).chain(one, store, parameter=row.bound.reads[k] in learnt)
+    return forward, before, behind
 
 
 def own_ps(row: PlacedRow, price: Price, bias: Biased = NONE) -> int:

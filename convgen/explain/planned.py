@@ -122,13 +122,16 @@ class Planned:
     def seconds_of(self, program: Program) -> float:
         return program_cost(program, self.setting.machine, self.dtype).seconds
 
+    def overlapped_s(self, program: Program) -> float:
+        """Seconds of a step of it with what travels meanwhile."""
+        return overlapped_s(program, self.setting.machine, self.dtype)
+
     def sample_json(self) -> dict[str, Any]:
         """The seconds of samples split alone, also with what travels meanwhile, as plain data."""
         if self.sample is None:
             why = f"{_ranks(self)}, {self.compiled.graph.batch} samples"
             return {"seconds": None, "overlapped_seconds": None, "why_not": why}
-        machine = self.setting.machine
-        meanwhile = None if machine.hides_gradients else overlapped_s(self.sample, machine, self.dtype)
+        meanwhile = None if self.setting.machine.hides_gradients else self.overlapped_s(self.sample)
         return {"seconds": self.seconds_of(self.sample), "overlapped_seconds": meanwhile, "why_not": None}
 
 
@@ -177,11 +180,11 @@ def _summary(plan: Planned) -> Iterator[str]:
     yield f"others  {number_of(len(rest), 'other layer')}: {_sums(rest)}"
     yield f"sent    {sum(one.sent_bytes for one in layers) / 1e6:.2f} MB a rank"
     yield _memory(plan)
-    yield f"one     rank alone: {_beside(plan, plan.seconds_of(on_one_rank(plan.compiled)))}"
+    yield f"one     rank alone: {_beside(plan, on_one_rank(plan.compiled))}"
     if plan.sample is None:
         yield f"sample  parallelism alone can't be: {plan.compiled.graph.batch} samples are fewer than {_ranks(plan)}"
     else:
-        yield f"sample  parallelism alone: {_beside(plan, plan.seconds_of(plan.sample))}"
+        yield f"sample  parallelism alone: {_beside(plan, plan.sample)}"
     if plan.found.heuristic is not None:
         paths = plan.found.heuristic() / PICOSECONDS
         more = 100 * (times_as(paths, plan.found.seconds) - 1)
@@ -208,8 +211,10 @@ def _sums(layers: Sequence[Layer]) -> str:
     return f"compute {_milliseconds(compute)}, communication {_milliseconds(moving)}"
 
 
-def _beside(plan: Planned, seconds: float) -> str:
-    return f"{seconds * 1e3:.3f} ms, {times_as(seconds, plan.found.seconds):.2f} times as long"
+def _beside(plan: Planned, other: Program) -> str:
+    """Another program's step, by what the plan was chosen by."""
+    seconds = plan.seconds_of(other) if plan.found.step is None else plan.overlapped_s(other)
+    return f"{seconds * 1e3:.3f} ms, {times_as(seconds, plan.found.step_s):.2f} times as long"
 
 
 def _meanwhile(plan: Planned) -> Iterator[str]:

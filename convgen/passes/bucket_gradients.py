@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from convgen.program.rows import index_sets
 from convgen.spec.layer import DTYPE_BYTES
 
 MEBIBYTE = 2**20
+K = TypeVar("K")
 
 
 @dataclass(frozen=True)
@@ -52,25 +53,38 @@ class BucketGradients(NetworkPass):
 
     def _buckets(self, program: Program) -> Iterator[Bucket]:
         """The buckets, in the order in which backward fills them."""
-        open_ones: dict[tuple[Axes, str], list[str]] = {}
-        held: dict[tuple[Axes, str], NDArray[np.int64]] = {}
-        closed: list[tuple[Axes, str, list[str]]] = []
         sums = summed_parameters(program)
+        items: list[tuple[tuple[Axes, str], NDArray[np.int64]]] = []
         for m in sums:
             dtype = program.dtype_of(m)
-            key = (m.conversion.over, dtype)
             counts = volume(index_sets(m.placed.signature, program.grid).held(m.conversion.src))
-            open_ones.setdefault(key, []).append(m.step)
-            held[key] = held.get(key, 0) + counts
-            most = self.mebibytes if closed else min(self.first, self.mebibytes)
-            if most and int(held[key].max()) * DTYPE_BYTES.get(dtype, 8) >= most * MEBIBYTE:
-                closed.append((*key, open_ones.pop(key)))
-                del held[key]
-        closed += [(*key, steps) for key, steps in open_ones.items()]
-        order = {m.step: i for i, m in enumerate(sums)}
-        closed.sort(key=lambda one: order[one[2][-1]])
-        for i, (over, dtype, steps) in enumerate(closed):
-            yield Bucket(f"bucket_{i + 1}", over, dtype, tuple(steps))
+            items.append(((m.conversion.over, dtype), counts * DTYPE_BYTES.get(dtype, 8)))
+        packed = closing(items, self.mebibytes, self.first, lambda held: int(held.max()))
+        for i, ((over, dtype), members) in enumerate(packed):
+            yield Bucket(f"bucket_{i + 1}", over, dtype, tuple(sums[k].step for k in members))
+
+
+def closing(
+    sums: Sequence[tuple[K, Any]], mebibytes: int, first: int = 1, most: Callable[[Any], int] = int
+) -> list[tuple[K, list[int]]]:
+    """Buckets of sums: their keys and numbers, in the order in which they are full or have the last sum of their key.
+
+    Args:
+        sums: what may only be packed with its like, and bytes, in the order in which sums are made.
+        mebibytes, first: as of BucketGradients.
+        most: the busiest rank's bytes, where there are those of each.
+    """
+    open_ones: dict[K, list[int]] = {}
+    held: dict[K, Any] = {}
+    closed: list[tuple[K, list[int]]] = []
+    for i, (key, size) in enumerate(sums):
+        open_ones.setdefault(key, []).append(i)
+        held[key] = held.get(key, 0) + size
+        limit = mebibytes if closed else min(first, mebibytes)
+        if limit and most(held[key]) >= limit * MEBIBYTE:
+            closed.append((key, open_ones.pop(key)))
+            del held[key]
+    return sorted([*closed, *open_ones.items()], key=lambda one: one[1][-1])
 
 
 def summed_parameters(program: Program) -> list[Moved]:

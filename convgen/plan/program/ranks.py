@@ -34,8 +34,9 @@ from convgen.spec.placement import MAX_RANKS
 SCOUT = Effort(ways=2, others=6, stored=5, parameters=3, apart=False)
 LAYOUTS = 2  # that are searched, at most, until statistics by parts and the best layout agree
 NEAR, MOST_NEAR = 40, 4000  # layouts near a plan that are looked at: for each row, and in all
-NEAR_FEW, FEW = 400, 40  # the same for each row, compared by the step, in networks of at most so many rows
-WARM = (5e-2, 1e-2, 0.0)  # by round of these, how much longer, as a part of the step, a layout may be taken at first
+NEAR_FEW, FEW = 270, 40  # the same for each row, compared by the step, in networks of at most so many rows
+WARM = (1e-2, 0.0)  # by round of these, how much longer, as a part of the step, a layout may be taken at first
+HOPS = 100  # before these rounds: changes whatever they cost, with what is better around them (improved.py)
 SMALL = 40  # networks of at most so many distinct operations are planned for many numbers of working ranks
 SCOUTED = 2  # grids, the most even ones: a role may have several axes, so that uneven splits are had on them too
 
@@ -299,7 +300,8 @@ def plan_counted(
     best = on_fewer(ranks, planned, lambda plan: plan.seconds, roughly, lambda count: of_one() / count, patience)
     beside = tuple(of_samples(best[1], parts, ranks, machine, dtype))
     least = min((polished(one, machine, dtype) for one in (best[1], *beside)), key=lambda one: one.seconds)
-    return replace(widened(least, ranks, machine, dtype), beside=beside)
+    wider = tuple(widened(one, ranks, machine, dtype) for one in beside)
+    return replace(widened(least, ranks, machine, dtype), beside=wider)
 
 
 def plan_on(
@@ -312,16 +314,19 @@ def plan_on(
 
 
 def of_samples(plan: NetworkPlan, parts: Parts, ranks: int, machine: Machine, dtype: str) -> list[NetworkPlan]:
-    """A plan that splits samples over all ranks and nothing else, whose neighbours a search may lack. None where that
-    can't be, takes more memory than there is, rows are given, or blocks are computed again.
+    """A plan that splits samples and nothing else, over all ranks or as many as there are samples, whose neighbours a
+    search may lack. None where that can't be, takes more memory than there is, rows are given, or blocks are computed
+    again.
 
     Args:
         plan: the plan whose room and types it takes.
     """
     if parts.given or plan.program.again:
         return []
+    extents = (n for t in parts.tensors for letter, n in zip(t.letters, t.shape, strict=False) if letter == "N")
+    samples = min(extents, default=ranks)
     try:
-        program = lay_out(parts, Grid((("N", ranks),)), "sample")
+        program = lay_out(parts, Grid((("N", min(ranks, samples)),)), "sample")
         if parts.parted is not None:
             parts = parts.parted(program, True)
             program = lay_out(parts, program.grid, "sample")
@@ -363,7 +368,7 @@ def polished(plan: NetworkPlan, machine: Machine, dtype: str, *, by_step: bool =
     rounds = WARM if few else (0.0,)
     draws = min((NEAR_FEW if few else NEAR) * len(program.rows), MOST_NEAR) // len(rounds)
     how = {"of_inputs": parts.of_inputs, "by_step": by_step}
-    better, ps = improved(program, machine, dtype, draws, frozen, **how, warm=rounds)
+    better, ps = improved(program, machine, dtype, draws, frozen, **how, warm=rounds, hops=HOPS * few)
     if better == program or (fits := in_room(plan, better)) is None:
         return plan
     saved = plan.seconds - ps / PICOSECONDS

@@ -1,15 +1,31 @@
 """A step with overlap, counted quickly: sums of parameters' gradients travel behind what is left of backward.
 
-A row's backward computes and moves, and leaves its gradients' sum to a lane of its own. While the row computes, or
-waits for a message's latency, the lane has the link alone; while bytes of the row travel, each has half of it
-(cost/link.py). What is left of the sums at the end is waited for, with one latency, as of a bucket. Halos, chunks and
-when a bucket is full are not in it: the timeline has those (cost/timeline.py), and times what is found by this.
+A row's backward computes and moves, and leaves its gradients' sums to buckets, as the pass packs them
+(passes/bucket_gradients.py). A bucket travels in a lane of its own as soon as it is full, or has the last sum over its
+axes. While the row computes, or waits for a message's latency, the lane has the link alone; while bytes of the row
+travel, each has half of it (cost/link.py). What is left of the sums at the end is waited for. Halos and chunks are not
+in it: the timeline has those (cost/timeline.py), and times what is found by this.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
+
+from convgen.algebra.layout import Axes
+from convgen.passes.bucket_gradients import closing
+
+SIZES = (1, 5, 25, 0)  # MiB of a bucket, as overlapped.py tries them
+
+
+class Sum(NamedTuple):
+    """An all-reduce of a parameter's gradient, over some axes: picoseconds without its latency, those, and bytes."""
+
+    over: Axes
+    ps: int
+    latency: int
+    size: int
 
 
 class Cost(NamedTuple):
@@ -17,41 +33,73 @@ class Cost(NamedTuple):
 
     Attributes:
         forward: computing and moving in forward.
+        before: what backward moves before it computes, without latencies.
         alone: backward's computing, and latencies of what it moves: meanwhile sums have the link alone.
-        moving: what backward moves, without latencies and sums.
-        sums: all-reduces of parameters' gradients, with as much of their latency as they fill of a bucket.
-        latency: the rest of these latencies.
+        behind: what it moves then, without latencies and sums.
+        sums: all-reduces of parameters' gradients.
     """
 
     forward: int
+    before: int
     alone: int
-    moving: int
-    sums: int
-    latency: int = 0
+    behind: int
+    sums: tuple[Sum, ...] = ()
+
+    @property
+    def base(self) -> int:
+        """Without what sums take: no step is shorter than its rows' together."""
+        return self.forward + self.before + self.alone + self.behind
+
+    @property
+    def in_order(self) -> int:
+        """One step after the other."""
+        return self.base + sum([one.ps + one.latency for one in self.sums])
 
 
 def step_ps(costs: Sequence[Cost]) -> int:
-    """Picoseconds of a step of these rows, in forward's order.
+    """Picoseconds of a step of these rows, in forward's order, with buckets of the best of SIZES.
 
     Example:
-        >>> step_ps([Cost(10, 20, 0, 5, 2), Cost(10, 20, 6, 30, 2)])
-        83
+        >>> step_ps([Cost(10, 0, 20, 0, (Sum(("N",), 5, 2, 8),)), Cost(10, 0, 20, 6, (Sum(("N",), 30, 2, 8),))])
+        103
     """
-    taken, left = 0, 0
-    for forward, alone, moving, sums, _ in reversed(costs):
-        together = min(max(left - alone, 0), moving)
-        taken += forward + alone + moving + together
-        left = max(left - alone, 0) - together + sums
-    return taken + left + max((one.latency for one in costs), default=0)
+    return sum([cost.base for cost in costs]) + longer_ps(costs)
 
 
-def at_least_ps(old: Cost, new: Cost) -> int:
-    """Picoseconds by which a step grows, at least, where a row's cost changes. One picosecond less alone may uncover
-    one of sums; one less of moving saves two at most, as sums had half of the link meanwhile.
+def longer_ps(costs: Sequence[Cost]) -> int:
+    """Picoseconds by which a step of these rows is longer than the rows' own, since gradients are summed."""
+    backward = costs[::-1]
+    return min([_longer(backward, leaving) for leaving in _leaving(tuple([cost.sums for cost in backward]))])
 
-    Example:
-        >>> at_least_ps(Cost(10, 20, 6, 30), Cost(12, 25, 5, 20))
-        -10
-    """
-    forward, alone, moving, sums, latency = (b - a for a, b in zip(old, new, strict=True))
-    return forward + min(alone, 0) + min(moving, 2 * moving) + min(sums, 0) + min(latency, 0)
+
+def _longer(backward: Sequence[Cost], leaving: Sequence[int]) -> int:
+    """The same, where so much leaves for the lane behind each row."""
+    left = slowed = 0
+    for (_, before, alone, behind, _), more in zip(backward, leaving, strict=True):
+        if left > 0:
+            first = min(left, before)
+            left -= first + alone
+            slowed += first
+            if left > 0:
+                last = min(left, behind)
+                left -= last
+                slowed += last
+            else:
+                left = 0
+        left += more
+    return slowed + left
+
+
+@lru_cache(maxsize=1 << 12)
+def _leaving(rows: tuple[tuple[Sum, ...], ...]) -> list[list[int]]:
+    """Picoseconds of sums that leave for the lane behind each row, in backward's order: for each size of buckets."""
+    sums = [(i, one) for i, row in enumerate(rows) for one in row]
+    found: list[list[int]] = []
+    for size in SIZES:
+        leaving = [0] * len(rows)
+        for _, members in closing([(one.over, one.size) for _, one in sums], size):
+            there = [sums[k][1] for k in members]
+            leaving[sums[members[-1]][0]] += sum([one.ps for one in there]) + max([one.latency for one in there])
+        if leaving not in found:
+            found.append(leaving)
+    return found

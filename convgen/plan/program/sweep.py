@@ -15,18 +15,34 @@ from convgen.cost.rows import Price
 from convgen.operations.row import Operation
 from convgen.plan.program.candidates import Way
 from convgen.plan.program.every_way import every_way
-from convgen.plan.program.nearby import Change, Laid, Nearby, gradients_of
+from convgen.plan.program.nearby import Change, Laid, Nearby
 
 SWEEPS = 3  # at most: what a row has found may make another one's way better
+OFTEN = 4  # times that a row is looked at from some rows on, at most, as a mean over all
 MOST = 24  # ways of a row, or of one of its gradients, those with the least local work
 
 
 def sweep(near: Nearby) -> None:
     """Take for each product the ways, and for each value the storage, that cost least, until nothing gets better."""
     for _ in range(SWEEPS):
-        better = sum(_lay(near, i) for i, row in enumerate(near.rows) if row.bound.operation.is_product)
+        better = sum(_lay(near, i) for i, bound in enumerate(near.bounds) if bound.operation.is_product)
         if not better + sum(_store(near, value) for value in near.free):
             return
+
+
+def settle(near: Nearby, rows: Iterable[int]) -> None:
+    """The same from some rows on: those that share a value with a row that gets better are looked at after it."""
+    waiting, left = dict.fromkeys(sorted(rows)), OFTEN * len(near.bounds)
+    while waiting and left:
+        i, left, before = next(iter(waiting)), left - 1, near.time_ps
+        del waiting[i]
+        if near.bounds[i].operation.is_product:
+            _lay(near, i)
+        values = [v for v in dict.fromkeys((*near.bounds[i].reads, *near.bounds[i].makes)) if v in near.are_free]
+        for value in values:
+            _store(near, value)
+        if near.time_ps < before:
+            waiting.update(dict.fromkeys(j for v in values for j in near.touching[v] if j != i))
 
 
 def _lay(near: Nearby, i: int) -> bool:
@@ -37,9 +53,9 @@ def _lay(near: Nearby, i: int) -> bool:
 def _store(near: Nearby, value: str) -> bool:
     """Whether a value is stored otherwise, as a row or one of its gradients likes it."""
     others = [value, *([near.with_[value]] if value in near.with_ else [])]
-    rows = [near.rows[i] for i in near.touching[value]]
-    roles = [(row, of) for row in rows for of in (row.roles, *(one.roles for _, one in row.derived))]
-    liked = {near.liked(value, row, of) for row, of in roles} - {near.stored[value]}
+    rows = [(i, near.hows[i].laid) for i in near.touching[value]]
+    liked = {near.liked(value, i, roles) for i, laid in rows for _, roles in (laid.way, *laid.gradients.values())}
+    liked.discard(near.stored[value])
     return _taken(near, (near.changed(dict.fromkeys(others, stored), {}, cheaper=True) for stored in sorted(liked)))
 
 
@@ -52,15 +68,14 @@ def _taken(near: Nearby, changes: Iterable[Change | None]) -> bool:
 
 def _less_work(near: Nearby, i: int) -> Iterator[Laid]:
     """Other ways of a row and of its gradients, with less local work than it has now."""
-    row, own, price = near.rows[i], gradients_of(near.rows[i]), near.price_of(i)
-    operation, now = row.bound.operation, (row.way, row.roles)
-    here_ps = price.local(operation, row.way, dict(row.roles))
+    operation, (now, own), price = near.bounds[i].operation, near.hows[i].laid, near.price_of(i)
+    here_ps = price.local(operation, now[0], dict(now[1]))
     yield from (Laid(way, own) for way in _faster(operation, price, here_ps))
     for name, one in operation.gradients.items():
         there = own.get(name)
         most_ps = price.local(one.operation, there[0], dict(there[1])) if there else near.costs[i].alone
         yield from (Laid(now, {**own, name: way}) for way in _faster(one.operation, price, most_ps))
-        if there and row.signature.reduction == "sum":
+        if there and operation.signatures[now[0]].reduction == "sum":
             yield Laid(now, {other: way for other, way in own.items() if other != name})
 
 
