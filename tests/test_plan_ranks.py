@@ -154,15 +154,18 @@ def test_lines_to_type_next_say_what_was_asked() -> None:
     assert header == "# convgen plan 'the three.yaml' --machine 'my machine.yaml' --ranks 2 --in-order"
 
 
-def test_lines_to_type_next_start_the_ranks_that_work() -> None:
-    """A plan of five ranks may be one of four, and its bench and its package take four processes."""
-    line = "convgen plan made.py:net --input 3,4,128,128 --machine lassen --ranks 1,5"
+@pytest.mark.parametrize(
+    ("samples", "grid", "rest"), [(4, {"a": 2, "b": 2}, "1 has nothing to do"), (3, {"N": 3}, "2 have nothing to do")]
+)
+def test_lines_to_type_next_start_the_ranks_that_work(samples: int, grid: dict[str, int], rest: str) -> None:
+    """A plan of five ranks may be one of as many as there are samples, and its bench and its package take these."""
+    line = f"convgen plan made.py:net --input {samples},4,128,128 --machine lassen --ranks 1,5"
     found = data_of(line)
-    assert found["fastest_ranks"] == 5 and found["ranks"][1]["grid"] == {"a": 2, "b": 2}
+    assert found["fastest_ranks"] == 5 and found["ranks"][1]["grid"] == grid
     *_, plan, _, timed, launch = found["next"]
     assert "--ranks 5" in plan
-    assert all(line.startswith("torchrun --nproc-per-node 4 ") for line in (timed, launch))
-    assert "next, on 5 ranks, of which 1 has nothing to do:" in run(line).stdout
+    assert all(line.startswith(f"torchrun --nproc-per-node {samples} ") for line in (timed, launch))
+    assert f"next, on 5 ranks, of which {rest}:" in run(line).stdout
 
 
 def test_a_step_without_any_work_takes_no_time() -> None:

@@ -38,7 +38,7 @@ def improved(
         hops: layouts, before these, that are drawn whatever they cost, and then made better row by row.
     """
     near, draw = Nearby(program, machine, dtype, frozen, of_inputs=of_inputs, by_step=by_step), Random(program.name)
-    if not near.grid.axes:
+    if not near.grid.axes or not near.rows:
         return program, near.in_order_ps
     sweep(near)
     best = near.kept()

@@ -24,6 +24,7 @@ from convgen.passes.chunk_collectives import ChunkCollectives
 from convgen.passes.parameters_first import ParametersFirst, ready
 from convgen.passes.start_halos import StartHalos
 from convgen.plan.program.alone import alone
+from convgen.plan.program.step_ps import SIZES
 from convgen.plan.program.widening import worth_widening
 from convgen.program.flow import Flow, Local, Start, Wait, backward, forward
 from convgen.program.network import Moved, Program, label
@@ -31,7 +32,7 @@ from convgen.program.rows import PlacedRow
 
 HALOS = (StartHalos(), StartHalos(gradients="whole"))
 CHUNKS = (2, 4, 8)
-BUCKETS = (BucketGradients(1), BucketGradients(5), BucketGradients(25), BucketGradients(0))
+BUCKETS = tuple(BucketGradients(mebibytes) for mebibytes in SIZES)
 # A candidate replaces an earlier one where its step takes less than this part of the other's: the model is not exact
 # enough to tell them apart above it, and candidates that come earlier launch fewer pieces.
 WORTH = 0.995

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from convgen.algebra.layout import Axes
 from convgen.passes.bucket_gradients import closing
 
-SIZES = (1, 5, 25, 0)  # MiB of a bucket, as overlapped.py tries them
+SIZES = (1, 5, 25, 0)  # MiB of a bucket that are tried; 0: one bucket for all
 
 
 class Sum(NamedTuple):
