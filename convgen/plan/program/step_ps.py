@@ -76,16 +76,18 @@ def _longer(backward: Sequence[Cost], leaving: Sequence[int]) -> int:
     """The same, where so much leaves for the lane behind each row."""
     left = slowed = 0
     for (_, before, alone, behind, _), more in zip(backward, leaving, strict=True):
-        if left > 0:
-            first = min(left, before)
-            left -= first + alone
-            slowed += first
-            if left > 0:
-                last = min(left, behind)
-                left -= last
-                slowed += last
+        if left > before:
+            slowed += before
+            left -= before + alone
+            if left > behind:
+                slowed += behind
+                left -= behind
+            elif left > 0:
+                slowed, left = slowed + left, 0
             else:
                 left = 0
+        elif left > 0:
+            slowed, left = slowed + left, 0
         left += more
     return slowed + left
 
