@@ -451,8 +451,7 @@ def forward_ps(row: PlacedRow, price: Price, types: RowTypes, bias: Biased = NON
 
 def backward_ps(row: PlacedRow, price: Price, types: RowTypes, wanted: Sequence[bool]) -> int:
     """Picoseconds that a row computes in backward. Arguments are those of `row_cost`."""
-    computing, derived = 0, {k for k, _ in row.derived}
-    back = [k for k, chain in enumerate(row.back) if chain is not None and wanted[k] and k not in derived]
+    computing, back = 0, _by_vjp(row, wanted)
     between = row.between(wanted)
     if back or between:
         here = price.of(types.local)
@@ -464,6 +463,12 @@ def backward_ps(row: PlacedRow, price: Price, types: RowTypes, wanted: Sequence[
     return computing
 
 
+def _by_vjp(row: PlacedRow, wanted: Sequence[bool]) -> list[int]:
+    """Numbers of the operands whose gradients the row's vjp makes."""
+    derived = {k for k, _ in row.derived}
+    return [k for k, chain in enumerate(row.back) if chain is not None and wanted[k] and k not in derived]
+
+
 def moving_ps(
     row: PlacedRow, price: Price, types: RowTypes, wanted: Sequence[bool], learnt: Collection[str] = ()
 ) -> tuple[int, int, int]:
@@ -471,8 +476,7 @@ def moving_ps(
     are those of `row_cost`."""
     sides = ((row.fetch, types.fetch), (row.store, types.store))
     forward = sum(price.of(t).chain(row, c) for chains, kinds in sides for c, t in zip(chains, kinds, strict=True))
-    derived = {k for k, _ in row.derived}
-    back = [k for k, chain in enumerate(row.back) if chain is not None and wanted[k] and k not in derived]
+    back = _by_vjp(row, wanted)
     once, before, behind = shared(row, tuple(wanted)), 0, 0
     if back:
         for j, (chain, result) in enumerate(zip(row.given, row.signature.results, strict=True)):

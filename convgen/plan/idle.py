@@ -70,7 +70,7 @@ def _why(program: Program, parts: Parts, algorithm: str | None, axis: str, ranks
         return "no row has it"
     named = "F" if axis in "CF" else axis  # what products call the index of channels that they make
     carries = "C" if axis in "CF" else axis
-    extents = [n for t in parts.tensors for letter, n in zip(t.letters, t.shape, strict=False) if letter == carries]
+    extents = parts.extents(carries)
     extents += [s.extent.get(named, 0) for bound in parts.rows for s in bound.operation.signatures]
     most = max(extents, default=0)
     why = f"no dimension of an input carries {axis}, and no row begins it"

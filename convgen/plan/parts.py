@@ -90,3 +90,7 @@ class Parts(NamedTuple):
     reduce_dtype: str = ""
     autocast: str = ""
     of_inputs: bool = False
+
+    def extents(self, letter: str) -> list[int]:
+        """Of inputs' dimensions that carry a letter."""
+        return [n for t in self.tensors for one, n in zip(t.letters, t.shape, strict=False) if one == letter]

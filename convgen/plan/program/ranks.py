@@ -323,8 +323,7 @@ def of_samples(plan: NetworkPlan, parts: Parts, ranks: int, machine: Machine, dt
     """
     if parts.given or plan.program.again:
         return []
-    extents = (n for t in parts.tensors for letter, n in zip(t.letters, t.shape, strict=False) if letter == "N")
-    samples = min(extents, default=ranks)
+    samples = min(parts.extents("N"), default=ranks)
     try:
         program = lay_out(parts, Grid((("N", min(ranks, samples)),)), "sample")
         if parts.parted is not None:
