@@ -40,7 +40,6 @@ from convgen.passes.parameters_first import ParametersFirst
 from convgen.passes.start_halos import StartHalos
 from convgen.passes.widen_halos import WidenHalos
 from convgen.plan.collection import without_collection
-from convgen.plan.fewer import without_idle
 from convgen.plan.idle import idle_axes, idle_lines
 from convgen.plan.letters import lay_out
 from convgen.plan.parts import Parts, Tensor
@@ -48,7 +47,7 @@ from convgen.plan.program.annealed import further
 from convgen.plan.program.by_timeline import by_timeline
 from convgen.plan.program.edited import ProgramText, in_flight, laid_out, refuse_forms
 from convgen.plan.program.overlapped import overlapped
-from convgen.plan.program.ranks import NetworkPlan, check_ranks, nearer, plan_counted, plan_network, plan_on
+from convgen.plan.program.ranks import NetworkPlan, check_ranks, nearer, plan_counted, plan_network, plan_on, scouted_s
 from convgen.plan.program.refusal import refusal
 from convgen.plan.program.search import TooLittleMemory
 from convgen.plan.program.written import program_of
@@ -413,9 +412,12 @@ def plan_graph(
         else:
             plan = plan_counted(parts, ranks, machine, dtype, room, setting.recompute, told)
         if setting.by_step:
-            one = without_idle(plan.program.grid)
             near = partial(nearer, ranks=ranks, machine=machine, dtype=dtype)
-            plan = by_timeline(plan, lambda machine: on_one(one, machine), near, machine, dtype)
+
+            def roughly(grid: Grid, machine: Machine) -> float:
+                return scouted_s(parts, grid, machine, dtype, room, setting.recompute)
+
+            plan = by_timeline(plan, on_one, near, roughly, machine, dtype)
             plan = further(plan, ranks, machine, dtype, setting.layouts)
     except TooLittleMemory as error:
         raise refusal(error, parts, ranks, graph.batch, setting, dtype) from None

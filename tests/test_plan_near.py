@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,6 +18,7 @@ from torch import nn
 
 from convgen.algebra.grid import Grid
 from convgen.cost.collectives import BEST, RINGS
+from convgen.cost.machine import Machine
 from convgen.cost.machines import load_machine
 from convgen.cost.moving import PICOSECONDS
 from convgen.cost.rows import program_cost
@@ -26,10 +28,11 @@ from convgen.passes.bucket_gradients import closing
 from convgen.plan.fewer import without_idle
 from convgen.plan.parts import Room
 from convgen.plan.program.annealed import annealed, further
-from convgen.plan.program.by_timeline import overlapped_s
+from convgen.plan.program.by_timeline import by_timeline, overlapped_s
 from convgen.plan.program.improved import improved
 from convgen.plan.program.nearby import Nearby
 from convgen.plan.program.overlapped import WORTH
+from convgen.plan.program.ranks import NetworkPlan
 from convgen.plan.program.step_ps import SIZES, Cost, Sum, longer_ps, step_ps
 from convgen.plan.program.sweep import settle, sweep
 from convgen.plan.program.written import plan_of, program_of
@@ -39,7 +42,7 @@ from convgen.spec.network_graph import network_graph
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
 
-from adversary import GAP, drawn_network, in_order_s
+from adversary import GAP, by_hand, drawn_network, in_order_s
 
 
 def test_draws_cost_what_their_programs_do() -> None:
@@ -248,3 +251,26 @@ def test_no_step_is_longer_than_that_of_samples_alone() -> None:
         else:
             assert plan.seconds <= program_cost(samples, machine, "float32").seconds, number
     assert all(looked)
+
+
+def test_other_numbers_of_ranks_are_looked_at_by_the_step() -> None:
+    """Where a plan that is found there with little effort is not much longer than the shortest step."""
+    machine, graph = load_machine("lassen"), by_hand("alexnet", 8)
+    looked: list[Grid] = []
+
+    def search(grid: Grid, machine: Machine) -> NetworkPlan:
+        looked.append(grid)
+        return plan_graph(graph, grid.ranks, Setting(machine=machine), grid)[1]
+
+    one, four = Grid((("a", 1),)), Grid((("a", 2), ("b", 2)))
+    plan = replace(search(one, machine), elsewhere=(four,))
+    chosen = by_timeline(plan, search, lambda one: one, lambda *_: 0.0, machine, "float32")
+    assert looked[-1] == four == chosen.program.grid
+    assert (
+        chosen.step_s
+        == overlapped_s(chosen.program, machine, "float32")
+        < overlapped_s(plan.program, machine, "float32")
+    )
+    looked.clear()
+    stays = by_timeline(plan, search, lambda one: one, lambda *_: inf, machine, "float32")
+    assert {*looked} == {one} and stays.program.grid == one

@@ -17,6 +17,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
+from convgen.algebra.involved import Side
 from convgen.algebra.layout import Layout
 from convgen.program.rows import Chain, PlacedRow, reads_of, sides
 
@@ -53,14 +54,15 @@ def shared(row: PlacedRow, wanted: tuple[bool, ...]) -> Shared:
     given: dict[int, tuple[Place, int]] = {}
     own: dict[Hashable, int] = {}  # by beginning of a fetch of the row's own, the operand
     if row.holds and not row.is_cut:
-        own = {("operand", n, key): n for n, chain in enumerate(row.fetch) for key in _keys(row, n, chain)}
+        dims = [dims for _, dims in sides(row.signature)]
+        own = {("operand", n, key): n for n, chain in enumerate(row.fetch) for key in beginnings(dims[n], chain)}
     known: dict[Hashable, Place] = {}
     for k, one in reversed(row.derived):
         if not wanted[k] or one.is_cut:
             continue
         for j, source in enumerate(reads_of(row.bound.operation, one.bound.reads)):
-            keys = [(*source, key) for key in _keys(one, j, one.fetch[j])]
-            of_own, of_others = _longest(keys, own), _longest(keys, known)
+            keys = [(*source, key) for key in beginnings(sides(one.signature)[j][1], one.fetch[j])]
+            of_own, of_others = longest(keys, own), longest(keys, known)
             if of_own and of_own >= of_others:
                 held[k, j] = own[keys[of_own - 1]], of_own
             elif of_others:
@@ -68,14 +70,15 @@ def shared(row: PlacedRow, wanted: tuple[bool, ...]) -> Shared:
             for key in keys:
                 known.setdefault(key, (k, j))
     if not row.between(wanted) and not row.is_cut:
-        for j, chain in enumerate(row.given):
-            keys = [("gradient", j, key) for key in _keys(row, len(row.signature.inputs) + j, chain)]
-            if n := _longest(keys, known):
+        results = sides(row.signature)[len(row.signature.inputs) :]
+        for j, (chain, (_, dims)) in enumerate(zip(row.given, results, strict=True)):
+            keys = [("gradient", j, key) for key in beginnings(dims, chain)]
+            if n := longest(keys, known):
                 given[j] = known[keys[n - 1]], n
     return Shared(rows, held, given)
 
 
-def _longest(keys: Sequence[Hashable], known: Container[Hashable]) -> int:
+def longest(keys: Sequence[Hashable], known: Container[Hashable]) -> int:
     """How many conversions the longest beginning has that is known; 0 if none is."""
     return next((n for n in range(len(keys), 0, -1) if keys[n - 1] in known), 0)
 
@@ -97,10 +100,13 @@ def in_order(row: PlacedRow, wanted: tuple[bool, ...]) -> list[tuple[int, Placed
     return sorted(own, key=lambda pair: (pair[0] not in first, -pair[0] if pair[0] in first else 0))
 
 
-def _keys(row: PlacedRow, number: int, chain: Chain) -> list[Hashable]:
+def beginnings(dims: Sequence[Side], chain: Chain) -> list[Hashable]:
     """Keys of the beginnings of a chain, each up to a further conversion, the last one that moves something at most;
-    they don't depend on the tensor's name. Numbers count operands, then results."""
-    _, dims = sides(row.signature)[number]
+    they don't depend on the tensor's name.
+
+    Args:
+        dims: the dimensions of the tensor.
+    """
     steps: tuple[Hashable, ...] = ()
     found: list[Hashable] = []
     last = max((i for i, c in enumerate(chain, 1) if c.kind != "slice"), default=0)

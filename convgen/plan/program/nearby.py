@@ -10,46 +10,25 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from math import exp, prod
 from random import Random
 from typing import NamedTuple
 
 from convgen.algebra.grid import Grid
-from convgen.algebra.involved import NAME
-from convgen.algebra.layout import Axes, Layout
+from convgen.algebra.layout import Axes
 from convgen.algebra.signature import Operand
-from convgen.cost.links import collective_seconds
 from convgen.cost.machine import Machine
-from convgen.cost.moving import PICOSECONDS
-from convgen.cost.rows import Price, backward_ps, forward_ps, moving_ps, price_on
+from convgen.cost.rows import Price, price_on
 from convgen.operations.row import Operation
-from convgen.passes.bucket_gradients import MEBIBYTE
 from convgen.plan.program.candidates import Way, suggested, wanted
-from convgen.plan.program.step_ps import Cost, Sum, longer_ps, step_ps
-from convgen.program.biases import NONE
-from convgen.program.network import Program, asked
-from convgen.program.rows import Chain, PlacedRow, Stored, kept, place, place_gradient, serves, stored_by_name
-from convgen.program.types import RowTypes
+from convgen.plan.program.row_costs import Anew, Laid, RowCosts
+from convgen.plan.program.step_ps import Cost, longer_ps, step_ps
+from convgen.program.network import Program
+from convgen.program.rows import PlacedRow, Stored, kept, place, place_gradient, serves, stored_by_name
 
 FAR = 8  # values that a draw stores alike, at most
 LONG = 16  # rows that a draw lays along a stretch, at most
 NOTHING = Cost(0, 0, 0, 0)
-
-
-class Laid(NamedTuple):
-    """A row's way, and those of gradients with rows of their own, by operand."""
-
-    way: Way
-    gradients: Mapping[str, Way]
-
-
-class Anew(NamedTuple):
-    """How a row is placed: its ways, and the storage of what it reads and makes."""
-
-    laid: Laid
-    reads: list[Stored]
-    makes: list[Stored]
 
 
 class Change(NamedTuple):
@@ -99,9 +78,8 @@ class Nearby:
             Anew(Laid((row.way, row.roles), gradients_of(row)), [*row.reads], [*row.makes]) for row in program.rows
         ]
         self.rows: list[PlacedRow | None] = [*program.rows]  # None: to be placed where a program is asked for
-        self.alike_in = [self._alike_in(i) for i in range(len(self.rows))]
-        self.known = _known_on(self.price)  # costs of rows, by all that they depend on
-        self.costs = [self._cost(i, row) for i, row in enumerate(program.rows)]
+        self.row_costs = RowCosts(program, self.price, self.wanted, self.learnt)
+        self.costs = [self.row_costs.of(i, how) for i, how in enumerate(self.hows)]
         self.time_ps = step_ps(self.costs) if by_step else self.in_order_ps
         self.longer_ps = longer_ps(self.costs) if by_step else 0
         self.with_: dict[str, str] = {}  # buffers and what they become lie alike
@@ -327,7 +305,6 @@ class Nearby:
         """
         touched = {i for v in stored for i in self.touching.get(v, ())} | {*laid}
         anew: dict[int, Anew] = {}
-        keys: dict[int, object] = {}
         for i in touched:
             bound, now = self.bounds[i], self.hows[i]
             one = laid.get(i) or now.laid
@@ -337,20 +314,15 @@ class Nearby:
             reads = [stored.get(v, self.stored[v]) for v in bound.reads]
             makes = [stored.get(v, self.stored[v]) if v else s for v, s in zip(bound.makes, now.makes, strict=True)]
             anew[i] = Anew(one, reads, makes)
-            keys[i] = (self.alike_in[i], one.way, tuple(one.gradients.items()), *reads, *makes)
-        costs = {i: self.known[key] for i, key in keys.items() if key in self.known}
+        costs = self.row_costs.known_of(anew)
         left = sum([self._saves(i, costs.get(i, NOTHING)) for i in touched])
         left += self.longer_ps  # all that sums take may be hidden
         for i, how in anew.items():
-            if cheaper and left <= 0:  # what is left to place costs nothing or more
+            if cheaper and left <= 0:  # what is left to count costs nothing or more
                 return None
-            if i in costs:
-                continue
-            if (cost := self.known.get(keys[i])) is None:
-                cost = self._cost(i, self._placed(i, how)) if how.laid.gradients else self._by_vjp(i, how)
-                self.known[keys[i]] = cost
-            costs[i] = cost
-            left += self._saves(i, cost) - self._saves(i, NOTHING)
+            if i not in costs:
+                costs[i] = self.row_costs.of(i, how)
+                left += self._saves(i, costs[i]) - self._saves(i, NOTHING)
         more_ps = -left
         if self.by_step and not (cheaper and left <= 0):
             there = [*self.costs]
@@ -374,106 +346,6 @@ class Nearby:
             for name, (way, own) in gradients.items()
         }
         return place(bound, self.grid, number, dict(roles), how.reads, how.makes, derived)
-
-    def _by_vjp(self, i: int, how: Anew) -> Cost:
-        """What `_cost` would say of the row with all gradients by the vjp, without placing it."""
-        bound, types, (number, roles) = self.bounds[i], self.start.row_types[i], how.laid.way
-        operation, price = bound.operation, self.price
-        signature, nests = operation.signatures[number], dict(roles)
-        tensors, here = price.tensors(signature), price.of(types.local)
-        wanted = asked(bound, self.wanted)
-        back = [k for k, o in enumerate(signature.inputs) if o.gradient and wanted[k]]
-        computing = here.local(operation, number, nests, back) if back else 0
-        forward, before, behind, waiting, sums = 0, 0, 0, 0, list[Sum]()
-        moves = [False, False]  # whether operands move, and results
-        for k, (operand, axes) in enumerate(zip(signature.inputs, how.reads, strict=True)):
-            sets, stored = tensors[operand.name], Layout(NAME, axes)
-            wants = price.wants(signature, operand, roles)
-            moves[0] |= stored != wants
-            forward += price.of(types.fetch[k]).moves.chain(sets, stored, wants)
-            if k in back and not (price.machine.hides_gradients and bound.reads[k] in self.learnt):
-                found = price.gradient(signature, operand, roles)
-                there = price.of((types.back if stored != wants else types.back_here)[k])
-                taken, least = (p.moves.collected(sets, found, stored) for p in (there, there.latencies))
-                if bound.reads[k] in self.learnt and found.summed == stored:
-                    sums += _summed(there, found.partial, taken, least)
-                else:
-                    behind, waiting = behind + taken - min(least, taken), waiting + min(least, taken)
-        for j, (result, axes) in enumerate(zip(signature.results, how.makes, strict=True)):
-            sets, stored = tensors[result.name], Layout(NAME, axes)
-            makes = price.wants(signature, result, roles)
-            moves[1] |= stored != makes
-            forward += price.of(types.store[j]).moves.reduced(sets, makes, stored, signature.reduction)
-            if back and result.gradient:
-                there = price.of(types.given[j])
-                taken, least = (p.moves.chain(sets, stored, makes.summed) for p in (there, there.latencies))
-                before, waiting = before + taken - min(least, taken), waiting + min(least, taken)
-        bias = self.start.biased[i] if price.machine.adds_biases else NONE
-        if bias.behind is not None and moves[1]:
-            forward += here.over_stored(bias.behind, how.makes[0])
-        if not (bias.is_bias and not any(moves)):
-            forward += here.local(operation, number, nests)
-        return Cost(forward, before, computing + waiting, behind, tuple(sums))
-
-    def _alike_in(self, i: int) -> object:
-        """A key: rows that have it in common cost the same where they are placed alike."""
-        bound = self.bounds[i]
-        learnt = tuple(v in self.learnt for v in bound.reads)
-        several = tuple(bound.reads.index(v) for v in bound.reads), tuple(bool(v) for v in bound.makes)
-        types, bias = self.start.row_types[i], self.start.biased[i]
-        return bound.operation, types, bias, tuple(asked(bound, self.wanted)), learnt, several
-
-    def _cost(self, i: int, row: PlacedRow) -> Cost:
-        types, bias, wanted = self.start.row_types[i], self.start.biased[i], asked(row.bound, self.wanted)
-        forward, before, behind = moving_ps(row, self.price, types, wanted, self.learnt)
-        forward += forward_ps(row, self.price, types, bias)
-        _, soon, late = moving_ps(row, self.price.latencies, types, wanted, self.learnt)
-        sums: list[Sum] = []
-        for k, one, chain, kind in _collected(row, types):
-            if wanted[k] and row.bound.reads[k] in self.learnt and [c.kind for c in chain] == ["all_reduce"]:
-                there = self.price.of(kind)
-                taken, alone = (p.chain(one, chain, parameter=True) for p in (there, there.latencies))
-                sums += _summed(there, chain[0].over, taken, alone)
-                behind, late = behind - taken, late - alone
-        soon, late = min(soon, before), min(late, behind)
-        alone = backward_ps(row, self.price, types, wanted) + soon + late
-        return Cost(forward, before - soon, alone, behind - late, tuple(sums))
-
-
-def _collected(row: PlacedRow, types: RowTypes) -> Iterator[tuple[int, PlacedRow, Chain, str]]:
-    """For each operand with a gradient: its number, the row that makes the gradient, the chain that stores it, and in
-    which type this travels."""
-    own = dict(row.derived)
-    for k, chain in enumerate(row.back):
-        if (one := own.get(k)) is not None:
-            yield k, one, one.store[0], types.of(row.signature.inputs[k].name).store
-        elif chain:
-            yield k, row, chain, types.on_the_way_back(row, k)
-
-
-def _summed(price: Price, over: Axes, taken: int, latency: int) -> list[Sum]:
-    """What a sum of a gradient takes, and its bytes; nothing over axes of one rank."""
-    if not taken:
-        return []
-    ps = taken - min(latency, taken)
-    return [Sum(over, ps, taken - ps, MEBIBYTE * ps // _mebibyte_ps(price, over))]
-
-
-@lru_cache(maxsize=1 << 10)
-def _mebibyte_ps(price: Price, over: Axes) -> int:
-    """Picoseconds of a mebibyte in an all-reduce over these axes, without its latency."""
-    machine, how, p = price.machine, price.machine.collectives.of("all_reduce"), price.grid.over(over)
-    none, full = (
-        collective_seconds(price.grid, machine.levels, "all_reduce", over, n, machine.add_s_per_byte, how)[0]
-        for n in (0, 2 * (p - 1) / p * MEBIBYTE)
-    )
-    return max(round((full - none) * PICOSECONDS), 1)
-
-
-@lru_cache(maxsize=2)
-def _known_on(_: Price) -> dict[object, Cost]:
-    """Costs of rows that all searches near programs share, by price."""
-    return {}
 
 
 def gradients_of(row: PlacedRow) -> dict[str, Way]:

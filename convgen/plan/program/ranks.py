@@ -63,6 +63,7 @@ class NetworkPlan:
         parts: the network that is planned; where its statistics are by parts, with these.
         ranks: how many there are, of which the program's grid has the first; 0: no others.
         beside: plans that split samples alone, where these were looked at too.
+        elsewhere: other numbers of ranks' grids that were searched with all candidates.
     """
 
     program: Program
@@ -77,6 +78,7 @@ class NetworkPlan:
     parts: Parts | None = None
     ranks: int = 0
     beside: tuple[NetworkPlan, ...] = ()
+    elsewhere: tuple[Grid, ...] = ()
 
     @property
     def step_s(self) -> float:
@@ -168,6 +170,11 @@ class _Scout:
                 self.known[grid] = None
         return self.known[grid]
 
+    def seconds(self, grid: Grid) -> float:
+        """Seconds of that plan; infinite where none fits."""
+        ps = self.time_ps(grid)
+        return float("inf") if ps is None else ps / PICOSECONDS
+
     def of(self, grids: Iterable[Grid]) -> list[tuple[int, Grid]]:
         """(picoseconds, grid) of those grids on which a plan fits."""
         return [(ps, grid) for grid in grids if (ps := self.time_ps(grid)) is not None]
@@ -182,6 +189,11 @@ class _Scout:
         near = Nearby(search.run(compared=False).program, self.machine, self.dtype)
         sweep(near)
         return near.time_ps
+
+
+def scouted_s(parts: Parts, grid: Grid, machine: Machine, dtype: str, room: Room, recompute: bool) -> float:
+    """Seconds of a grid's best plan with few candidates; infinite where none fits."""
+    return _Scout(parts, machine, dtype, scouted_in(room, recompute)).seconds(grid)
 
 
 def is_alike(one: Parts, other: Parts) -> bool:
@@ -281,15 +293,16 @@ def plan_counted(
     """
 
     scout = _Scout(parts, machine, dtype, scouted_in(room, recompute))
+    searched: list[Grid] = []
 
     def planned(count: int) -> NetworkPlan:
         told(count)
         found = plan_network(parts, grids_of(count, machine), machine, dtype, room, recompute, scout, reorder=True)
+        searched.append(found.program.grid)
         return polished(found, machine, dtype) if by_tiles(machine, parts) else found
 
     def roughly(count: int) -> float:
-        ps = scout.time_ps(grids_of(count, machine)[-1])
-        return float("inf") if ps is None else ps / PICOSECONDS
+        return scout.seconds(grids_of(count, machine)[-1])
 
     @cache
     def of_one() -> float:
@@ -301,7 +314,8 @@ def plan_counted(
     beside = tuple(of_samples(best[1], parts, ranks, machine, dtype))
     least = min((polished(one, machine, dtype) for one in (best[1], *beside)), key=lambda one: one.seconds)
     wider = tuple(widened(one, ranks, machine, dtype) for one in beside)
-    return replace(widened(least, ranks, machine, dtype), beside=wider)
+    others = tuple(grid for grid in searched if grid != least.program.grid)
+    return replace(widened(least, ranks, machine, dtype), beside=wider, elsewhere=others)
 
 
 def plan_on(

@@ -15,7 +15,8 @@ from convgen.cost.rows import Price
 from convgen.operations.row import Operation
 from convgen.plan.program.candidates import Way
 from convgen.plan.program.every_way import every_way
-from convgen.plan.program.nearby import Change, Laid, Nearby
+from convgen.plan.program.nearby import Change, Nearby
+from convgen.plan.program.row_costs import Laid
 
 SWEEPS = 3  # at most: what a row has found may make another one's way better
 OFTEN = 4  # times that a row is looked at from some rows on, at most, as a mean over all
