@@ -34,8 +34,8 @@ from convgen.spec.placement import MAX_RANKS
 SCOUT = Effort(ways=2, others=6, stored=5, parameters=3, apart=False)
 LAYOUTS = 2  # that are searched, at most, until statistics by parts and the best layout agree
 NEAR, MOST_NEAR = 40, 4000  # layouts near a plan that are looked at: for each row, and in all
-NEAR_FEW, FEW = 270, 40  # the same for each row, compared by the step, in networks of at most so many rows
-WARM = (1e-2, 0.0)  # by round of these, how much longer, as a part of the step, a layout may be taken at first
+NEAR_FEW, MOST_FEW, FEW = 1000, 20000, 40  # the same compared by the step, in networks of at most so many rows
+WARM = (3e-2, 3e-3, 0.0)  # by round of these, how much longer, as a part of the step, a layout may be taken at first
 HOPS = 100  # before these rounds: changes whatever they cost, with what is better around them (improved.py)
 SMALL = 40  # networks of at most so many distinct operations are planned for many numbers of working ranks
 SCOUTED = 2  # grids, the most even ones: a role may have several axes, so that uneven splits are had on them too
@@ -379,7 +379,8 @@ def polished(plan: NetworkPlan, machine: Machine, dtype: str, *, by_step: bool =
         return plan
     few = by_step and len(program.rows) <= FEW
     rounds = WARM if few else (0.0,)
-    draws = min((NEAR_FEW if few else NEAR) * len(program.rows), MOST_NEAR) // len(rounds)
+    each, most = (NEAR_FEW, MOST_FEW) if few else (NEAR, MOST_NEAR)
+    draws = min(each * len(program.rows), most) // len(rounds)
     how = {"of_inputs": parts.of_inputs, "by_step": by_step}
     better, ps = improved(program, machine, dtype, draws, frozen, **how, warm=rounds, hops=HOPS * few)
     if better == program or (fits := in_room(plan, better)) is None:
