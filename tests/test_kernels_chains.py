@@ -181,13 +181,13 @@ def test_what_kernels_leave(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_what_is_no_number_is_as_atens(op: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """And what is infinite, or so large that another factor is nothing."""
-    row = Elementwise(ONES[op][0], (Slot(0), *ONES[op][1]), (2, 8), ((2, 8),))
-    other = Elementwise("mul.Tensor", (Slot(0), Slot(1)), (2, 8), ((2, 8), (8,)))
+    row = Elementwise(ONES[op][0], (Slot(0), *ONES[op][1]), (2, 10), ((2, 10),))
+    other = Elementwise("mul.Tensor", (Slot(0), Slot(1)), (2, 10), ((2, 10), (10,)))
     steps = [ChainStep(row.element_step(), (0,), ("ncp",)), ChainStep(other.element_step(), (MADE, 1), ("ncp", "c"))]  # type: ignore[arg-type]
     module = load_text(ChainFile("chain_1", ElementChain(tuple(steps), trailing=True), "").text)
     monkeypatch.setattr(module, "launch", launch)
-    x = torch.tensor([math.inf, -math.inf, math.nan, 1e4, -1e4, 30.0, -30.0, 0.0]).to(dtype).repeat(2, 1)
-    w = torch.ones(8, dtype=dtype)
+    x = torch.tensor([math.inf, -math.inf, math.nan, 1e15, -1e15, 1e4, -1e4, 30.0, -30.0, 0.0]).to(dtype).repeat(2, 1)
+    w = torch.ones(10, dtype=dtype)
     wide = x.double().requires_grad_()
     want = made_by(ElementChain(tuple(steps)), [row, other], [wide, w.double()])
     (wanted,) = torch.autograd.grad(want.sum(), wide)

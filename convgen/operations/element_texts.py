@@ -70,7 +70,7 @@ ONE: Mapping[str, ElementText] = {
         f"{{x}} * ({GAUSS})", f"{{dy}} * ({GAUSS} + {{x}} * tl.exp(-0.5 * {{x}} * {{x}}) / {ROOT_2_PI!r})"
     ),
     "gelu_tanh": ElementText(
-        f"{{x}} * {TANH}", f"{{dy}} * {TANH} * (1 + {{x}} * (1 - {TANH}) * ({A!r} + {3 * B!r} * {{x}} * {{x}}))"
+        f"{{x}} * {TANH}", f"{{dy}} * ({TANH} + {{x}} * ({TANH} * (1 - {TANH})) * ({A!r} + {3 * B!r} * {{x}} * {{x}}))"
     ),
     "hardsigmoid": ElementText(SIX, "tl.where(({x} > -3.0) & ({x} < 3.0), {dy} / 6, 0.0)"),
 }
