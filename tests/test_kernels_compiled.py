@@ -145,6 +145,8 @@ def small(phase: str, dtype: str, memory_format: str, dims: int = 2, stride: int
         ("cuda:sm_80", ("bfloat16", "float32")),
         ("cuda:sm_100", ("float16", "tfloat32")),
         ("hip:gfx942", ("bfloat16", "float16", "float32", "tfloat32")),
+        ("hip:gfx90a", ("tfloat32",)),
+        ("hip:gfx950", ("tfloat32",)),
     ],
 )
 @pytest.mark.parametrize("phase", PHASES)

@@ -74,6 +74,7 @@ class Kernel:
         return made.words(p)(
             p,
             float32=self.target.float32_products,
+            tf32=self.target.tf32_products,
             even=even(self.problems, self.config),
             aligned=aligned,
             single_channels=made.SINGLE_CHANNELS,

@@ -67,6 +67,7 @@ class Words:
         problem: Problem,
         *,
         float32: str = "tf32x3",
+        tf32: str = "tf32",
         even: Collection[str] = (),
         aligned: tuple[int, int] = (1, 1),
         single_channels: bool = False,
@@ -80,7 +81,7 @@ class Words:
     ) -> None:
         """
         Args:
-            float32: how float32's products are made: an `input_precision` of tl.dot.
+            float32: how float32's products are made: an `input_precision` of tl.dot; tf32: how tfloat32's are.
             even: of "c" and "f" those whose tiles divide their extent on every rank, so that no mask is needed.
             aligned: the numbers of elements at multiples of which a pixel of x, and of y, begins on every rank.
             rows: the numbers of elements of which a sample's rows of x, and of y, are a multiple where they lie side by
@@ -93,7 +94,7 @@ class Words:
             entry: name of the function that launches, if not the phase's.
             alike: whether all ranks have as many channels and filters.
         """
-        self.problem, self.float32, self.even = problem, float32, frozenset(even)
+        self.problem, self.float32, self.tf32, self.even = problem, float32, tf32, frozenset(even)
         self.aligned = dict(zip("xy", aligned, strict=True))
         self.dims = tuple(DimWords(d.name.lower(), d.kernel, d.stride, d.dilation) for d in problem.dims)
         self.last = problem.channels_last
@@ -354,7 +355,7 @@ class Words:
         """How float32 products are made; the half types have one way."""
         if self.problem.dtype == "float64":
             return ", out_dtype=tl.float64"
-        way = {"float32": self.float32, "tfloat32": "tf32"}.get(self.problem.dtype)
+        way = {"float32": self.float32, "tfloat32": self.tf32}.get(self.problem.dtype)
         return f', input_precision="{way}"' if way else ""
 
     def operand(self, text: str) -> str:

@@ -88,6 +88,12 @@ class Target:
         return "tf32x3" if self.kind == "cuda" else "ieee"
 
     @property
+    def tf32_products(self) -> str:
+        """How factors that are rounded to TF32 are multiplied: of AMD's GPUs gfx942 alone has units for TF32; others
+        multiply them as float32, which has these products exactly."""
+        return "tf32" if self.kind == "cuda" or self.arch == "gfx942" else "ieee"
+
+    @property
     def switches_tf32(self) -> bool:
         """Whether torch multiplies float32 as TF32 there if its switches say so: not on AMD's."""
         return self.kind == "cuda"
