@@ -185,6 +185,16 @@ def test_float64_compiles() -> None:
         assert facts(launches(kernel, p)[0], SM_90).spill_bytes == 0
 
 
+@pytest.mark.parametrize("name", ["cuda:sm_90", "cuda:sm_100"])
+@pytest.mark.parametrize("memory_format", ["channels_last", "contiguous"])
+def test_few_channels_of_float64_compile(name: str, memory_format: str) -> None:
+    target = read_target(name).known()
+    p = replace(small("forward", "float64", memory_format), channels=3)
+    kernel = choose((p,), target)
+    assert kernel.config.family == "packed"
+    assert facts(launches(kernel, p)[0], target).spill_bytes == 0
+
+
 @pytest.mark.parametrize("dims", [1, 2, 3])
 def test_extents_of_one(dims: int) -> None:
     """Arguments that are 1 are constants to the compiler: everything still compiles."""

@@ -63,7 +63,9 @@ def default(problem: Problem, target: Target) -> Config:
     else:
         filters, depth, pixels = clamp(problem.filters, 16, 64), clamp(summed, 16, 32), 64
     if problem.phase == "forward":
-        return Config(NAME, (("BP", 2 * pixels), ("BF", filters), ("BK", depth)), 8, stages)
+        # For sm_100 Triton 3.7 takes 64 rows or more to units that multiply no float64, and stops.
+        pixels = pixels if problem.element_bytes == 8 and target.arch == 100 else 2 * pixels
+        return Config(NAME, (("BP", pixels), ("BF", filters), ("BK", depth)), 8, stages)
     columns = clamp(summed, 16, 64 if problem.element_bytes < 8 else 16)
     split = _splits(problem, target, filters, columns, pixels)[-1]
     return Config(NAME, (("BF", filters), ("BK", columns), ("BP", pixels)), 8, stages, split)
