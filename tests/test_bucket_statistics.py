@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import permutations
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,11 @@ from convgen.algebra.grid import Grid
 from convgen.cost.network import volume
 from convgen.errors import InputError
 from convgen.network_compiler import CompiledNetwork, compile_network, compile_text
+from convgen.operations.running import PartStatistics
 from convgen.passes.bucket_statistics import BucketStatistics
+from convgen.passes.chunk_collectives import ChunkCollectives
 from convgen.plan.program.edited import read_text
+from convgen.program.chunks import in_chunks
 from convgen.program.flow import Start, Wait, forward
 from convgen.program.network import Bucket, Program
 from convgen.program.network_text import show
@@ -155,6 +159,20 @@ def test_of_a_norm_that_is_called_twice_the_last_alone(tmp_path: Path) -> None:
 
     found, other = (on_ranks(net, step(net), module.state_dict()) for net in nets)
     torch.testing.assert_close(found, other, rtol=0, atol=0)
+
+
+def test_they_travel_as_one_sum_or_by_chunks() -> None:
+    """The pass that makes chunks leaves them, before and behind; those that are in chunks are no step of their own."""
+    for passes in permutations((ChunkCollectives(2), BucketStatistics())):
+        program = with_passes(compiled({"N": 2}), *passes).program
+        assert [len(bucket.steps) for bucket in program.forward_buckets] == [NORMS] and not [*faults(program)]
+    program = with_passes(compiled({"N": 2})).program
+    rows = [*program.rows]
+    first = next(i for i, row in enumerate(rows) if isinstance(row.bound.operation, PartStatistics))
+    rows[first] = in_chunks(rows[first], program.grid, 2)
+    assert rows[first].chunks is not None
+    program = BucketStatistics().run(replace(program, rows=tuple(rows)))
+    assert [len(bucket.steps) for bucket in program.forward_buckets] == [NORMS - 1] and not [*faults(program)]
 
 
 # ---- Text, verifier ----

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from convgen.operations.running import PartStatistics
 from convgen.passes.contract import NetworkPass
 from convgen.program.chunks import in_chunks
 from convgen.program.network import Program, label
@@ -32,8 +33,8 @@ class ChunkCollectives(NetworkPass):
     Sound:  chunks are blocks of a dimension of the result, which what moves leaves as it is. Each element is summed
         over the same ranks in the same order; only a filter's gradient, and rows that several chunks read, are added
         chunk by chunk.
-    Leaves: sums of parameters' gradients, which buckets take; rows whose halo is early, gathers with other conversions
-        before or behind them, and indices summed over.
+    Leaves: sums of parameters' gradients and of running statistics, which buckets take; rows whose halo is early,
+        gathers with other conversions before or behind them, and indices summed over.
 
     Args:
         count: how many chunks.
@@ -59,7 +60,7 @@ class ChunkCollectives(NetworkPass):
         for k, one in row.derived:
             of = f"{name}.d{row.signature.inputs[k].name}"
             derived.append((k, self._chunked(one, of, names, program)))
-        if names is None or name in names:
+        if (names is None or name in names) and not isinstance(row.bound.operation, PartStatistics):
             parameters = {k for k, v in enumerate(row.bound.reads) if _is_parameter(program, v) and not row.fetch[k]}
             row = in_chunks(row, program.grid, self.count, self.index, parameters)
         return row if tuple(derived) == row.derived else replace(row, derived=tuple(derived))

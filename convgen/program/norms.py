@@ -159,7 +159,8 @@ def counting(program: Program) -> dict[str, int]:
 
 
 def summed_statistics(program: Program) -> list[Moved]:
-    """All-reduces of running statistics that only the renewal of buffers waits for, in forward's order."""
+    """All-reduces of running statistics that only the renewal of buffers waits for, in forward's order. What travels by
+    chunks is not among them: it is no step of its own."""
     readers: dict[str, list[int]] = {}
     for i, row in enumerate(program.rows):
         for value in row.bound.reads:
@@ -174,7 +175,7 @@ def summed_statistics(program: Program) -> list[Moved]:
 
     found: list[Moved] = []
     for i, row in enumerate(program.rows):
-        if not isinstance(row.bound.operation, PartStatistics):
+        if not isinstance(row.bound.operation, PartStatistics) or row.chunks is not None:
             continue
         moved, (value,) = [*stored(row, i)], row.bound.makes
         if len(moved) == 1 and moved[0].conversion.kind == "all_reduce" and value not in shown:
