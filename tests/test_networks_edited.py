@@ -281,6 +281,16 @@ def test_what_is_wrong_is_refused_with_its_line(what: str, network: tuple[Branch
     assert word in str(refused.value)
 
 
+def test_what_random_draws_begin_with_is_not_split() -> None:
+    """Ranks take both of its numbers apart: a rank that has one of them can't draw."""
+    module = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5))
+    graph, _ = graph_of(module, (torch.zeros(4, 8),), name="net")
+    text = changed(show(compile_network(graph, Grid((("N", 2),))).program), ("convgen.seed[*]", "convgen.seed[N]"))
+    with pytest.raises(InputError, match="every rank has all of it") as refused:
+        read(graph, text)
+    assert refused.value.where == f"{FILE}:{at(text, 'buffer convgen.seed')}"
+
+
 def test_the_text_of_another_graph_is_refused(network: tuple[Branches, torch.Tensor, Graph, str]) -> None:
     other, _ = graph_of(torch.nn.Conv2d(3, 4, 3), (torch.zeros(4, 3, 12, 12),), name="net")
     with pytest.raises(InputError, match="no row of net") as refused:

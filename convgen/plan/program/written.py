@@ -12,6 +12,7 @@ from convgen.plan.parts import Parts
 from convgen.program.again import with_again
 from convgen.program.network import Program, Value, label
 from convgen.program.rows import PlacedRow, place, place_gradient, serves, stored_by_name
+from convgen.spec.aten.seeds import SEED
 from convgen.spec.network_plan import PlanFile, RowPlan
 from convgen.spec.source import KeyPath
 from convgen.spec.text import shown
@@ -65,6 +66,9 @@ def program_of(plan: PlanFile, parts: Parts, *, bare: bool = True) -> Program:
         if len(stored[n]) != len(t.shape):
             fact = f"{n} has {len(t.shape)} dimensions, its layout {len(stored[n])}"
             raise InputError(fact, ("values", n), hint="an entry a dimension: [a * (b,c) *]")
+    if any(stored.get(SEED, ())):
+        fact = f"{SEED} is what random draws begin with, and every rank has all of it"
+        raise InputError(fact, ("values", SEED), hint="[*]")
     for buffer, value in updates:
         if stored[buffer] != stored[value]:
             fact = f"{buffer} becomes {value}: both want one layout"
