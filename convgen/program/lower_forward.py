@@ -24,7 +24,7 @@ def alternatives(program: Program, i: int, modes: Sequence[str]) -> PlacedRow | 
     return evaluated(program, i) if "train" in modes else None
 
 
-def _of_training(program: Program) -> set[int]:
+def of_training(program: Program) -> set[int]:
     """Numbers of rows of statistics that evaluation doesn't need: only such rows read what they make."""
     counts = {*counting(program).values()}
     others = {v for _, v in program.outputs}
@@ -57,7 +57,7 @@ class Forward:
         self.again = {i for s in program.again for i in range(s.start, s.stop)}
         self.alternatives: dict[int, PlacedRow | None] = {}
         self.updates = {value: buffer for buffer, value in program.updates}
-        self.of_training = _of_training(program)
+        self.of_training = of_training(program)
         self.is_again = False
         self.is_behind = False  # whether steps stand behind all rows
 

@@ -54,14 +54,14 @@ def shared(row: PlacedRow, wanted: tuple[bool, ...]) -> Shared:
     given: dict[int, tuple[Place, int]] = {}
     own: dict[Hashable, int] = {}  # by beginning of a fetch of the row's own, the operand
     if row.holds and not row.is_cut:
-        dims = [dims for _, dims in sides(row.signature)]
-        own = {("operand", n, key): n for n, chain in enumerate(row.fetch) for key in beginnings(dims[n], chain)}
+        for n, (chain, (_, dims)) in enumerate(zip(row.fetch, sides(row.signature), strict=False)):
+            own |= {("operand", n, key): n for key in beginnings(dims, moving(chain))}
     known: dict[Hashable, Place] = {}
     for k, one in reversed(row.derived):
         if not wanted[k] or one.is_cut:
             continue
         for j, source in enumerate(reads_of(row.bound.operation, one.bound.reads)):
-            keys = [(*source, key) for key in beginnings(sides(one.signature)[j][1], one.fetch[j])]
+            keys = [(*source, key) for key in beginnings(sides(one.signature)[j][1], moving(one.fetch[j]))]
             of_own, of_others = longest(keys, own), longest(keys, known)
             if of_own and of_own >= of_others:
                 held[k, j] = own[keys[of_own - 1]], of_own
@@ -72,7 +72,7 @@ def shared(row: PlacedRow, wanted: tuple[bool, ...]) -> Shared:
     if not row.between(wanted) and not row.is_cut:
         results = sides(row.signature)[len(row.signature.inputs) :]
         for j, (chain, (_, dims)) in enumerate(zip(row.given, results, strict=True)):
-            keys = [("gradient", j, key) for key in beginnings(dims, chain)]
+            keys = [("gradient", j, key) for key in beginnings(dims, moving(chain))]
             if n := longest(keys, known):
                 given[j] = known[keys[n - 1]], n
     return Shared(rows, held, given)
@@ -101,20 +101,23 @@ def in_order(row: PlacedRow, wanted: tuple[bool, ...]) -> list[tuple[int, Placed
 
 
 def beginnings(dims: Sequence[Side], chain: Chain) -> list[Hashable]:
-    """Keys of the beginnings of a chain, each up to a further conversion, the last one that moves something at most;
-    they don't depend on the tensor's name.
+    """Keys of the beginnings of a chain, each up to a further conversion; they don't depend on the tensor's name.
 
     Args:
         dims: the dimensions of the tensor.
     """
     steps: tuple[Hashable, ...] = ()
     found: list[Hashable] = []
-    last = max((i for i, c in enumerate(chain, 1) if c.kind != "slice"), default=0)
-    for c in chain[:last]:
+    for c in chain:
         windows = tuple(side.rows for side in dims) if c.dst.has_window else ()
         steps = (*steps, (c.kind, c.over, c.reduction, c.form, _bare(c.src), _bare(c.dst), windows))
         found.append(steps)
     return found
+
+
+def moving(chain: Chain) -> Chain:
+    """A chain up to the last conversion that moves something, if any does."""
+    return chain[: max((i for i, c in enumerate(chain, 1) if c.kind != "slice"), default=0)]
 
 
 def _bare(layout: Layout) -> Hashable:

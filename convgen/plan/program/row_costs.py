@@ -23,7 +23,7 @@ from convgen.plan.program.step_ps import Cost, Sum
 from convgen.program.biases import NONE, Biased
 from convgen.program.network import Program, asked
 from convgen.program.rows import Roles, Stored, converted, reads_of, sides, stored_by_name
-from convgen.program.shared import beginnings, longest
+from convgen.program.shared import beginnings, longest, moving
 from convgen.program.types import RowTypes
 
 
@@ -151,7 +151,7 @@ class RowCosts:
             sets, there = self.price.tensors(signature)[operand.name], self.price.of(kind)
             chain = converted(sets, Layout(NAME, stored), self.price.wants(signature, operand, roles).summed)
             taken, latencies = ([p.moves.conversion(sets, c) for c in chain] for p in (there, there.latencies))
-            found = self.brought[key] = Brought(taken, latencies, beginnings(dims, chain))
+            found = self.brought[key] = Brought(taken, latencies, beginnings(dims, moving(chain)))
         return found
 
 

@@ -14,7 +14,7 @@
 | forms | what is no tensor is read only by rows that know how (program/forms.py) |
 | kept | buffers become values of their own layout, and nothing partial is stored |
 | flights | what travels meanwhile (program/verify/flights.py) |
-| steps | the list that ranks run has each slot made once, before it is read (program/verify/steps.py) |
+| steps | the list that ranks run has each slot made once, read behind it, by steps of what it holds (verify/steps.py) |
 """
 
 from __future__ import annotations

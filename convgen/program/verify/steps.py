@@ -5,6 +5,7 @@
 | slots | each is made once in a mode, before it is read, and read, but of rows that the source does not use |
 | flights | what is sent on its way is waited for once, by a step of the same name, before the pass ends |
 | hands | each buffer is renewed once, each gradient asked for is handed on once, and each output is made |
+| contents | what a step reads is what its row takes there, in training and in evaluation (program/verify/contents.py) |
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from convgen.program.lower import lower
 from convgen.program.network import Program
 from convgen.program.steps import NOTHING, Lowered, Step, state_slot
+from convgen.program.verify.contents import FEWER, content_faults
 
 # Steps that send something on its way, with those that wait for it.
 WAITS = {
@@ -22,7 +24,6 @@ WAITS = {
     "send_store": "wait_chunk", "send_given": "wait_chunk", "send_back": "wait_chunk",
 }  # fmt: skip
 CARRIED = {"chunk": 1, "vjp_chunk": 0}  # which of what a step makes is rows for the next chunk
-FEWER = ("add", "start_bucket")  # kinds that may read slots of training alone, and leave these out in evaluation
 
 
 def lowered_faults(program: Program) -> Iterator[str]:
@@ -39,6 +40,7 @@ def step_faults(program: Program, lowered: Lowered, *, of_inputs: bool) -> Itera
     yield from _flights(lowered.forward)
     yield from _flights(lowered.backward)
     yield from _hands(program, lowered, of_inputs)
+    yield from content_faults(program, lowered, of_inputs=of_inputs)
 
 
 def _slots(program: Program, lowered: Lowered, training: bool) -> Iterator[str]:
