@@ -229,6 +229,7 @@ WRONG: dict[str, tuple[str, str, str, str]] = {
     "a value that is not there": ("input x[N, *, H, *]", "input x[N, *, H, *]\n  input z[N]", "input z", "no value z"),
     "an index that is not there": ("%deep.weight {N=N}", "%deep.weight {M=N}", "%deep_sum = ", "no index M"),
     "a role twice": ("%deep.weight {N=N}", "%deep.weight {N=N H=N}", "%deep_sum = ", "an axis has one role"),
+    "a role of the one group": ("%up.weight {N=N}", "%up.weight {N=N G=H}", "%up_sum = ", "can't run with these"),
     "a way that is not there": ("%deep.weight {N=N}", "%deep.weight way=7 {N=N}", "%deep_sum = ", "has ways 0 to"),
     "a halo of no exchange": (
         "%deep_sum.x = all_gather",

@@ -16,10 +16,12 @@ from test_networks_free import Branches, a_network
 from convgen.algebra.grid import Grid
 from convgen.network_compiler import compile_network
 from convgen.program.network import Program
-from convgen.program.rows import PlacedRow
+from convgen.program.rows import PlacedRow, place
 from convgen.program.verify.network import faults
 from convgen.spec.aten.describe import describe
 from convgen.spec.exported import graph_of
+
+GRID = Grid((("N", 2), ("H", 2)))
 
 
 @pytest.mark.parametrize("seed", cases_of(6, "test_any_program_that_is_lowered_is_right"))
@@ -80,13 +82,22 @@ def _elsewhere(row: PlacedRow) -> PlacedRow | None:
     return replace(row, reads=tuple(((),) * len(s) for s in row.reads))
 
 
-PLANTED = {f.__name__: f for f in (_no_fetch, _no_sum, _not_merged, _fewer_axes, _two_roles, _elsewhere)}
+def _a_part_of_one(row: PlacedRow) -> PlacedRow | None:
+    """The one group of a convolution is a rank's, and its channels are split."""
+    if row.signature.extent.get("G") != 1:
+        return None
+    return place(row.bound, GRID, 0, {"G": ("H",)}, row.reads, row.makes)
+
+
+PLANTED = {
+    f.__name__: f for f in (_no_fetch, _no_sum, _not_merged, _fewer_axes, _two_roles, _elsewhere, _a_part_of_one)
+}
 
 
 @pytest.mark.parametrize("mistake", PLANTED)
 def test_a_planted_mistake_is_found(mistake: str) -> None:
     graph, _ = graph_of(Branches(Random("planted"), 3), (torch.zeros(4, 3, 12, 12),), name="net")
-    program = compile_network(graph, Grid((("N", 2), ("H", 2)))).program
+    program = compile_network(graph, GRID).program
     assert list(faults(program)) == []
     assert list(faults(_changed(program, PLANTED[mistake])))
 

@@ -159,6 +159,13 @@ class Signature:
         )
         return tuple(dict.fromkeys(nest for nest in found if len(nest) > 1))
 
+    @cached_property
+    def beside(self) -> frozenset[str]:
+        """Indices of one element that stand in a nest beside others: who splits one has all of the nest, or nothing."""
+        dims = [d.indices for o in (*self.inputs, *self.results) for d in o.dims if len(d.indices) > 1]
+        large = [indices for indices in dims if any(self.extent[i] > 1 for i in indices)]
+        return frozenset(i for indices in large for i in indices if self.extent[i] == 1)
+
     def roles(self, roles: Mapping[str, Axes]) -> Axes:
         """Axes that have a role in the row."""
         return tuple(a for i, _ in self.extents for a in roles.get(i, ()))

@@ -208,7 +208,7 @@ def serves(signature: Signature, roles: Mapping[str, Axes], grid: Grid) -> bool:
         parts = prod(signature.extent[i] for i in inner)
         if not groups_are_plain(whole * parts, whole, sizes) if uneven else whole % prod(sizes):
             return False
-    return True
+    return not any(grid.sizes[a] > 1 for i in signature.beside for a in roles.get(i, ()))
 
 
 @lru_cache(maxsize=1 << 14)

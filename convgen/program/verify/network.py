@@ -9,7 +9,7 @@
 | gradients | of each operand that has one are collected in one way: from local code's vjp, or from a row of their own |
 | arrives | after a conversion every rank has just what its owner in the group had; what is sent is taken |
 | sums | what is partial is summed over just these axes; overlapping parts come from every rank that has one |
-| at hand | local code finds the rows that its blocks read |
+| at hand | local code finds the rows that its blocks read, and blocks of operands are those of its indices |
 | once | over ranks of different roles every term is computed once; ranks that differ in no role compute alike |
 | forms | what is no tensor is read only by rows that know how (program/forms.py) |
 | kept | buffers become values of their own layout, and nothing partial is stored |
@@ -19,7 +19,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
@@ -39,7 +39,7 @@ from convgen.program.network import Program, label
 from convgen.program.rows import Chain, Dims, PlacedRow, index_sets, nameless, stored_by_name
 from convgen.program.verify.flights import flight_faults
 from convgen.program.verify.steps import lowered_faults
-from convgen.program.verify.typed import Travel, same_group, unread_rows, untyped
+from convgen.program.verify.typed import Counts, Travel, same_group, unread_rows, untyped
 from convgen.program.verify.values import value_faults
 
 ANY = Window(0, 0)
@@ -160,16 +160,39 @@ def _step(c: Conversion, sets: IndexSets) -> Iterator[str]:
 
 
 def _at_hand(row: PlacedRow, sets: IndexSets) -> Iterator[str]:
-    """Every rank's window lies in the rows that it has after its fetch."""
+    """Every rank's window lies in the rows that it has after its fetch; elsewhere it has the block of its indices."""
     signature, roles = row.signature, dict(row.roles)
-    for operand, chain, stored in zip(signature.inputs, row.fetch, row.reads, strict=True):
-        held = sets.held(chain[-1].dst if chain else Layout(operand.name, stored))
-        for d, made in enumerate(operand.dims):
-            if made.relation is None:
-                continue
-            index = made.indices[0]
-            block = sets.split(Dim(index, signature.extent[index]), roles.get(index, ()))
-            yield from unread_rows(made.relation, block, held[:, d], operand.shape[d], f"of {operand.name}")
+    blocks = {i: sets.split(Dim(i, n), roles.get(i, ())) for i, n in signature.extents}
+    busy = np.logical_and.reduce([hi > lo for lo, hi in blocks.values()])
+    fetched = zip(signature.inputs, row.fetch, row.reads, strict=True)
+    there = [(o, chain[-1].dst if chain else Layout(o.name, stored)) for o, chain, stored in fetched]
+    made = [(o, layout(sets, o.name, signature.wants(o, roles))) for o in signature.results]
+    for operand, own in (*there, *made):
+        held = sets.held(own)
+        for d, (one, extent) in enumerate(zip(operand.dims, operand.shape, strict=True)):
+            if one.relation is None:
+                nest = [(signature.extent[i], *blocks[i]) for i in one.indices] or [(extent, 0, extent)]
+                block = _of_nest(nest, sets.grid.ranks)
+                for rank in np.flatnonzero(busy & (held[:, d] != block).any(axis=1))[:1]:
+                    (lo, hi), (first, last) = block[rank], held[rank, d]
+                    of = f"of dimension {d} of {operand.name}"
+                    yield f"rank {rank} computes with [{lo}, {hi}) {of}, it has [{first}, {last})"
+            elif (operand, own) in there:
+                yield from unread_rows(one.relation, blocks[one.indices[0]], held[:, d], extent, f"of {operand.name}")
+
+
+def _of_nest(indices: Sequence[tuple[int, Counts | int, Counts | int]], ranks: int) -> Counts:
+    """By rank, the block of a dimension that blocks of its indices make, outermost first; [-1, -1) where they cut it.
+
+    Args:
+        indices: of each its extent, and where its block begins and ends.
+    """
+    lo, hi = np.zeros(ranks, dtype=np.int64), np.ones(ranks, dtype=np.int64)
+    for extent, first, last in indices:
+        is_one, is_whole = hi - lo == 1, np.equal(first, 0) & np.equal(last, extent)
+        lo, hi = lo * extent + np.where(is_one, first, 0), hi * extent - np.where(is_one, extent - last, 0)
+        lo, hi = (np.where(is_one | is_whole, end, -1) for end in (lo, hi))
+    return np.stack([lo, hi], axis=-1)
 
 
 def _once(row: PlacedRow, sets: IndexSets) -> Iterator[str]:
