@@ -87,6 +87,20 @@ def test_rows_that_are_one_and_a_halo_that_moments_hide_read_back() -> None:
     same(one)
 
 
+def test_blocks_that_are_computed_again_read_back_where_their_rows_are_one() -> None:
+    """Blocks are the network's: of fewer rows both of these would be one block."""
+
+    def block() -> torch.nn.Sequential:
+        pairs = ((torch.nn.Conv2d(2, 2, 3, padding=1, bias=False), torch.nn.ReLU()) for _ in range(10))
+        return torch.nn.Sequential(*(one for pair in pairs for one in pair))
+
+    module = torch.nn.Sequential(torch.nn.Sequential(block(), block()), torch.nn.Conv2d(2, 2, 1))
+    graph, _ = graph_of(module, (torch.zeros(2, 2, 40, 8),), name="net")
+    one = compile_network(graph, Grid((("H", 2),)), again=("0.1",), passes=(WidenHalos(),))
+    assert one.program.joined and [s.path for s in one.program.again] == ["0.1"]
+    same(one)
+
+
 # ---- edited
 
 

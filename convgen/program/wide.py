@@ -23,7 +23,7 @@ from convgen.algebra.signature import Made, Operand, Signature
 from convgen.operations.bound import Bound
 from convgen.operations.chains import MADE
 from convgen.operations.fused import Fused, Link
-from convgen.program.network import Program
+from convgen.program.network import Program, Stretch
 from convgen.program.rows import PlacedRow, Stored, place
 
 Group = tuple[int, ...]  # numbers of the network's rows as described, in order
@@ -152,6 +152,12 @@ def numbers(count: int, groups: Sequence[Group]) -> list[int]:
     return [i for i in range(count) if i not in gone]
 
 
+def among(stretches: Sequence[Stretch], rows: Sequence[int]) -> tuple[Stretch, ...]:
+    """The same stretches where of all rows only these are left."""
+    places = ([n for n, i in enumerate(rows) if s.start <= i < s.stop] for s in stretches)
+    return tuple(replace(s, start=min(at), stop=max(at) + 1) for s, at in zip(stretches, places, strict=True))
+
+
 def widened(
     program: Program, groups: Sequence[Group], made: Callable[[Program, Group], PlacedRow | None] | None = None
 ) -> Program:
@@ -172,19 +178,13 @@ def widened(
         rows[group[-1]] = one
     if not taken:
         return program
-    place_of = {i: n for n, i in enumerate(rows)}
     inner = {program.rows[i].bound.makes[0] for group in taken for i in group[:-1]}
     described = numbers(len(program.rows) + sum(len(g) - 1 for g in program.joined), program.joined)
-    again = tuple(
-        replace(s, start=min(place_of[i] for i in range(s.start, s.stop) if i in rows),
-                stop=max(place_of[i] for i in range(s.start, s.stop) if i in rows) + 1)
-        for s in program.again
-    )  # fmt: skip
     return replace(
         program,
         rows=tuple(rows.values()),
         values={n: v for n, v in program.values.items() if n not in inner},
-        again=again,
+        again=among(program.again, [*rows]),
         joined=tuple(sorted((*program.joined, *(tuple(described[i] for i in g) for g in taken)))),
     )
 

@@ -26,19 +26,19 @@ from convgen.passes.bucket_gradients import summed_parameters
 from convgen.passes.widen_halos import may_go_ahead
 from convgen.plan.parts import Parts
 from convgen.plan.program.written import program_of
-from convgen.program.again import stretches
+from convgen.program.again import stretches, with_again
 from convgen.program.chunks import chunk_faults
 from convgen.program.early import early_faults, interior_rows
 from convgen.program.flow import Start, never_asked
 from convgen.program.forms import ended, part_faults, rim_faults
-from convgen.program.network import Bucket, Moved, Program, Value, label
+from convgen.program.network import Bucket, Moved, Program, Stretch, Value, label
 from convgen.program.network_text import BACKWARD, FORWARD, KINDS, PRODUCTS, SECTIONS, head, show
 from convgen.program.norms import summed_statistics
 from convgen.program.rows import Chunks, PlacedRow, place
 from convgen.program.shared import could_hold, shares
 from convgen.program.text import grid_of
 from convgen.program.verify.network import faults
-from convgen.program.wide import Group, chains, joined, joined_rows
+from convgen.program.wide import Group, among, chains, joined, joined_rows, numbers
 from convgen.program.wide import faults as joining_faults
 from convgen.spec.graph_edit import check_autocast, check_reduce_dtype
 from convgen.spec.graph_parts import check_statistics
@@ -233,15 +233,28 @@ def laid_out(text: ProgramText, parts: Parts, *, fuses: bool = False) -> Program
         for name, one in derived:
             text.numbers["rows", i, "gradients", name] = one.number
         rows.append(RowPlan(_label(bound), said.way, said.roles, tuple((n, o.way, o.roles) for n, o in derived)))
-    plan = PlanFile(
-        text.name, "", text.grid, text.values, tuple(rows), statistics=text.statistics, again=text.again,
-    )  # fmt: skip
+    plan = PlanFile(text.name, "", text.grid, text.values, tuple(rows), statistics=text.statistics)
     tensors = [t for t in parts.tensors if t.name not in inner]
     try:
         program = program_of(plan, parts._replace(tensors=tensors, rows=bounds), bare=False)
+        again = _again(text, parts, program, [*groups])
     except InputError as error:
         raise locate(InputError(error.fact, error.path, error.notes, error.hint or HINT), text.source()) from None
-    return replace(program, joined=tuple(sorted(groups)), reduce_dtype=text.reduce_dtype, autocast=text.autocast)
+    joined = tuple(sorted(groups))
+    return replace(program, joined=joined, again=again, reduce_dtype=text.reduce_dtype, autocast=text.autocast)
+
+
+def _again(text: ProgramText, parts: Parts, program: Program, groups: Sequence[Group]) -> tuple[Stretch, ...]:
+    """The blocks that are computed again. They are the network's, which are larger where rows are one.
+
+    Raises:
+        InputError: the network has no such block.
+    """
+    left = numbers(len(parts.rows), groups)
+    placed = dict(zip(left, program.rows, strict=True))
+    inside = {i for group in groups for i in group}
+    rows = [_whole(bound, text.grid) if i in inside else placed[i] for i, bound in enumerate(parts.rows)]
+    return among(with_again(replace(program, rows=tuple(rows)), text.again).again, left)
 
 
 def _label(bound: Bound) -> str:
