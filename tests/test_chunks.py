@@ -177,6 +177,42 @@ def test_fewer_samples_than_chunks(tmp_path: Path) -> None:
         assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(one, two, strict=True))
 
 
+class Two(nn.Module):
+    """Two outputs: a loss of one alone asks nothing of the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(4, 6, 3, padding=1, bias=False), nn.Conv2d(4, 6, 3, padding=1, bias=False)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"a": self.a(x), "b": self.b(x)}
+
+
+@pytest.mark.parametrize("asked", ["a", "b"])
+@pytest.mark.parametrize("axis", ["C", "F"])
+def test_a_loss_of_one_output_alone(axis: str, asked: str, tmp_path: Path) -> None:
+    """The other one's chunks have no gradient to begin with."""
+    torch.manual_seed(3)
+    module, x = Two().double(), X.double()
+    compiled = with_passes(compile_network(graph_of(module, (x,), name="net")[0], Grid(((axis, 2),))))
+    program = ChunkCollectives(3, "N").run(compiled.program)
+    assert all(row.chunks for row in program.rows)
+    net = imported(replace(compiled, program=program).package().files, tmp_path)
+    module(x)[asked].square().sum().backward()
+
+    def step(end: Any) -> dict[str, torch.Tensor]:
+        mesh = net.init_mesh("cpu", transport=end)
+        model = net.Network(mesh)
+        model.load_full(module.state_dict())
+        net.gather(asked, model(net.scatter("x", x, mesh).requires_grad_())[asked], mesh).square().sum().backward()
+        return model.full_gradients()
+
+    for found in World(2).run(step):
+        wanted = {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
+        assert found.keys() == wanted.keys() == {f"{asked}.weight"}
+        assert all(torch.allclose(found[n], g, rtol=1e-10) for n, g in wanted.items())
+
+
 # ---- The verifier ----
 
 

@@ -183,7 +183,7 @@ class Linked:
         gradients = {of for _, of in self.steps.outputs.values()}
         for line in self.backward_lines:
             if not gradients.isdisjoint(line.reads):  # what is fetched of forward's values is no gradient
-                gradients |= {*line.makes}
+                gradients |= {*line.makes} - {NOTHING}
             reads = tuple([n in there or n in again or n not in gradients for n in line.reads])
             of_gradients = [n in there for n in line.reads if n in gradients and n not in again]
             if line.again:
