@@ -82,6 +82,15 @@ def test_running_statistics_of_instance_norms(grid: dict[str, int]) -> None:
     assert found.right, found
 
 
+@pytest.mark.parametrize("grid", [{"F": 3, "N": 2}, {"C": 3, "H": 2}])
+@pytest.mark.parametrize("train", [True, False])
+def test_batch_norms_of_fewer_channels_than_ranks(grid: dict[str, int], train: bool) -> None:
+    """A rank without channels joins in the moments of none."""
+    module = nn.Sequential(nn.Conv2d(3, 2, 3, padding=1), nn.BatchNorm2d(2), nn.Tanh(), nn.Conv2d(2, 6, 3))
+    found = check(imported(module, torch.randn(4, 3, 7, 6), train=train), grid, steps=2)
+    assert found.right, found
+
+
 class Lasts(nn.Module):
     """Old values that are read behind the new ones, or for a gradient: by a product, as a view, as an output."""
 

@@ -281,6 +281,8 @@ def normalised_dx(dy: Any, x: Any, statistics: tuple[Any, Any], a: Any, per_elem
         per_element: the gradients of weight and bias, [2, C], divided by the number of elements of all ranks.
     """
     mean, variance = statistics
+    if not x.numel():
+        return torch.empty_like(x)
     dw, db = per_element * -a
     dx = torch.batch_norm(x, dw, db, mean, variance, False, 0.0, eps, False)
     return dx.addcmul_(dy, a.view(-1, *[1] * (x.dim() - 2)))

@@ -137,7 +137,7 @@ class NormHere:
         if self.is_alone:
             return AtOnce()
         own = statistics_of(x)
-        return own if self.is_joint else tuple(own.view(2, -1).unbind())
+        return own if self.is_joint else tuple(own.view(2, x.shape[1]).unbind())
 
     def _merge(self, own: Tensor) -> Statistics:
         ((there,), here) = self.moments.store[0], self.here
@@ -145,7 +145,7 @@ class NormHere:
             group = here.group(there.over)
             parts = here.place.transport.all_gather(own, [own.numel()] * len(group.ranks), group)
         shares, _ = self._shares(own.dtype)
-        return self._merged(parts.view(len(shares), -1), shares)
+        return self._merged(parts.view(len(shares), own.numel()), shares)
 
     def _merged(self, parts: Tensor, shares: Tensor) -> Statistics:
         return merged_statistics(parts, shares)
@@ -226,7 +226,7 @@ class NormHere:
         if self.is_joint:
             a = self._scale(w, variance)
             dx = None if self.training or not needed[0] else dy * a.view(-1, *[1] * (x.dim() - 2)).to(dy.dtype)
-            return dx, normalised_sums(dy, x, (mean, variance), a, self.eps).view(3, -1)
+            return dx, normalised_sums(dy, x, (mean, variance), a, self.eps).view(3, len(mean))
         if not x.numel():
             return dy, (torch.zeros_like(mean), torch.zeros_like(mean))
         if x.dim() > 3 and 1 in shape[:2]:  # as in batch_normed

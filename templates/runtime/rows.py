@@ -151,12 +151,13 @@ class Stand(Plain):
         return self._counts[key]
 
     def shares(self, ranks: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, float]:
-        """Each of these ranks' share of the elements that moments are of, and how many elements there are in all."""
-        counts = self.counts(ranks, "cpu", torch.float64).flatten(1)[:, 0]
+        """Each of these ranks' share of the elements that moments are of, and how many elements there are in all; none
+        where these ranks have no channels."""
         key = (ranks, "shares", dtype)
         if key not in self._counts:
+            counts = self.counts(ranks, "cpu", torch.float64).flatten(1)[:, :1].sum(1)
             self._totals[ranks] = float(counts.sum())
-            self._counts[key] = (counts / self._totals[ranks]).to(self.device, dtype)
+            self._counts[key] = (counts / max(self._totals[ranks], 1.0)).to(self.device, dtype)
         return self._counts[key], self._totals[ranks]
 
     def at_rank(self, me: int) -> At:
