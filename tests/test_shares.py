@@ -159,6 +159,15 @@ def meshes(rank: int) -> list[list[int]]:
     return found
 
 
+def test_an_axis_with_shares_behind_one_that_leaves_a_group_each() -> None:
+    """It splits filters, as the layers behind have them, and not groups."""
+    seeded()
+    module = nn.Sequential(nn.Conv2d(3, 9, 3, groups=3), nn.ReLU(), nn.Conv2d(9, 2, 1)).double()
+    graph, _ = graph_of(module, (torch.randn(2, 3, 5, 8, dtype=torch.float64),))
+    made = compile_network(graph, Grid((("C", 3), ("F", axis_size((2, 1))))))
+    assert check_network(made, module.state_dict()).ok
+
+
 def test_packages_of_other_shares_are_kept_apart() -> None:
     assert spawn(meshes, 2) == [[[0, 4], [0, 2], [0, 6]], [[4, 8], [2, 8], [6, 8]]]
 

@@ -206,7 +206,9 @@ def serves(signature: Signature, roles: Mapping[str, Axes], grid: Grid) -> bool:
         whole, sizes = signature.extent[outer], tuple([grid.sizes[a] for a in roles.get(outer, ())])
         uneven = any(isinstance(n, Uneven) for n in sizes)
         parts = prod(signature.extent[i] for i in inner)
-        if not groups_are_plain(whole * parts, whole, sizes) if uneven else whole % prod(sizes):
+        if not uneven and whole % prod(sizes):
+            return False
+        if uneven and not (signature.fits(roles, grid.sizes) and groups_are_plain(whole * parts, whole, sizes)):
             return False
     return not any(grid.sizes[a] > 1 for i in signature.beside for a in roles.get(i, ()))
 
