@@ -166,6 +166,38 @@ def test_a_rank_without_a_boundary_takes_part(tmp_path: Path) -> None:
         assert errors.right, (kernel, stride, errors)
 
 
+def test_calls_of_two_types_whose_backward_comes_later(tmp_path: Path) -> None:
+    """A halo's gradient has the type of its own call on all ranks, also on one that sends none, and not the last
+    call's."""
+    module, x = nn.Sequential(nn.MaxPool2d(2, 1), nn.Tanh()), X[:, :, :9]
+    compiled = with_passes(compile_network(graph_of(module, (x,), name="net")[0], Grid((("H", 2),))), StartHalos())
+    net = imported(compiled.package().files, tmp_path)
+
+    def program(end: Any) -> Any:
+        mesh = net.init_mesh("cpu", transport=end)
+        model = net.Network(mesh)
+        kinds, start = list[torch.dtype](), end.start
+
+        def noted(kind: str, tensor: torch.Tensor, *others: Any) -> Any:
+            kinds.append(tensor.dtype)
+            return start(kind, tensor, *others)
+
+        end.start = noted
+        blocks = [net.scatter("input", x, mesh).to(kind).requires_grad_() for kind in (torch.float32, torch.bfloat16)]
+        with torch.autocast("cpu", torch.bfloat16):
+            calls = [model(block) for block in blocks]
+        for y in calls:
+            y.sum().backward()
+        return kinds, [block.grad for block in blocks]
+
+    both = [torch.float32, torch.bfloat16]
+    given = x.clone().requires_grad_()
+    module(given).sum().backward()
+    for rank, (kinds, grads) in enumerate(World(2).run(program)):
+        assert kinds == both * 2 and [g.dtype for g in grads] == both
+        assert given.grad is not None and torch.equal(grads[0], given.grad.split([5, 4], 2)[rank])
+
+
 def test_rows_of_padding_behind_a_halo() -> None:
     """Rank 0 makes rows of its own, a row of rank 1's, and rows of padding, which read nothing."""
     module = nn.Sequential(nn.Conv2d(2, 3, 1), nn.ConstantPad2d((0, 5, 0, 5), 0.5), nn.Conv2d(3, 2, 2, padding=(3, 4)))

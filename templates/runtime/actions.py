@@ -27,7 +27,7 @@ from .listing import Line, Steps
 from .local_code import LocalCode
 from .mesh import Place
 from .norm_kernels import norm_here
-from .pieces import Halo, Pieces, pieces_of, put_together
+from .pieces import Halo, OfStrips, Pieces, pieces_of, put_together
 from .rows import Stand
 from .step_functions import (
     Action,
@@ -353,14 +353,13 @@ class Actions:
         return interior
 
     def _boundary(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
-        stand, pieces, halo, k = self._pieces(line.key)
+        stand, pieces, _, k = self._pieces(line.key)
         whole = stand.result_box(stand.at(self.place))
         interior = pieces.interior if line.reads[1] != "_" else None
         places = [stand.result_box(p.at) for p in (interior, *pieces.boundary) if p]
         codes = [self._piece(line.key, n, wants) for n in range(len(pieces.boundary))]
 
         def boundary(strips: Sequence[Tensor], inner: Tensor | None, *operands: Tensor) -> Any:
-            halo.given = operands[k].dtype
             made = [] if inner is None else [inner]
             kept: list[Any] = []
             for code, strip in zip(codes, strips, strict=True):
@@ -368,7 +367,9 @@ class Actions:
                 made.append(one)
                 kept.append(of_one)
             whole_one = put_together(whole, places, made)
-            return (whole_one, tuple(kept)) if len(line.makes) > 1 else whole_one
+            given = operands[k].dtype
+            types = stand.moved_type(k, given), given
+            return (whole_one, (tuple(kept), *types)) if len(line.makes) > 1 else whole_one
 
         return boundary
 
@@ -382,12 +383,12 @@ class Actions:
         has_between = len(needed) > len(stand.signature.inputs)
         add = sum_over if stand.operation.gives_anew else sum_of
 
-        def vjp(kept: Sequence[Any], dy: Tensor) -> Any:
-            dy = dy.contiguous()
-            strips: list[Tensor | None] = []
+        def vjp(kept: tuple[Any, torch.dtype, torch.dtype], dy: Tensor) -> Any:
+            (parts, *types), dy = kept, dy.contiguous()
+            strips: list[Any] = []
             totals: list[Any] = [None] * len(needed)
             between: list[Tensor | None] = []
-            for code, of_one, place in zip(codes, kept, places, strict=True):
+            for code, of_one, place in zip(codes, parts, places, strict=True):
                 found = code.backward(of_one, needed, [within(dy, whole, place)], keeps_graph())
                 strips.append(found[k])
                 if has_between:
@@ -398,7 +399,7 @@ class Actions:
             if has_between:
                 only = places == [whole]
                 totals[-1] = between[0] if only else [*zip(places, between, strict=True)]
-            totals[k] = tuple(strips)
+            totals[k] = OfStrips(tuple(strips), *types)
             return totals if len(totals) > 1 else totals[0]
 
         return vjp
@@ -432,8 +433,7 @@ class Actions:
         return vjp
 
     def _start_back(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
-        halo = self._of_move(line)[2]
-        return lambda strips: halo.start_back(strips, strips[0].dtype if strips else halo.moves)
+        return self._of_move(line)[2].start_back
 
     def _wait_back(self, line: Line, wants: Flags, needed: Flags, read: Flags) -> Action:
         return self._of_move(line)[2].wait_back

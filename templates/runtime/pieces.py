@@ -81,11 +81,24 @@ def _piece(stand: Stand, here: RowHere, k: int, blocks: Any) -> Share:
     return Share(at, tuple(box))
 
 
+class OfStrips(NamedTuple):
+    """Gradients of the strips that the boundary reads.
+
+    Attributes:
+        moved: the type in which the halo has come; a rank without strips sends, and gets, its gradient in it, too.
+        given: the type of the operand itself, which its gradient has.
+    """
+
+    gradients: Sequence[Tensor]
+    moved: torch.dtype
+    given: torch.dtype
+
+
 class Sent(NamedTuple):
     """A halo's gradient on its way, and the strips' gradients, whose own rows stay here."""
 
     pending: Pending
-    strips: Sequence[Tensor]
+    of: OfStrips
 
 
 Copy = tuple[int, Any, Any]  # a part's number, where the copy goes, where in the part it comes from
@@ -108,12 +121,9 @@ class Halo:
         self.to_addends = [_copies(box, boxes, layer) for box in receives]
         self.to_own = _copies(self.own, [*boxes, *sends], layer)
         self.to_inner = slices(self.own, common(self.own, self.inner))
-        self.given = torch.float32  # the type of the operand itself, which its gradient has
-        self.moves = torch.float32  # what moved last has it, and so has a gradient without strips
         self.returned = [layer.shape(b, "") for b in sends]
 
     def start(self, x: Tensor) -> Pending:
-        self.moves = x.dtype
         return self._begin(self.move.step, self.sent.packed(x.contiguous()), (self.sent.sizes, self.got))
 
     def _begin(self, step: str, packed: Tensor, splits: tuple[list[int], list[int]]) -> Pending:
@@ -134,17 +144,17 @@ class Halo:
                 strip[to].copy_(there[n][of])
         return tuple(made)
 
-    def start_back(self, strips: Sequence[Tensor], like: torch.dtype) -> Sent:
+    def start_back(self, of: OfStrips) -> Sent:
         """Send the gradients of rows that have arrived to where they came from; those of own rows stay."""
-        like, device = self.dtype or like, self.here.layer.device
+        like, device = self.dtype or of.moved, self.here.layer.device
         addends: list[Tensor] = []
         for shape, copies in zip(self.came, self.to_addends, strict=True):
             addend = torch.zeros(shape, dtype=wide_type(like), device=device)
-            for n, to, of in copies:
-                addend[to].add_(strips[n][of])
+            for n, to, where in copies:
+                addend[to].add_(of.gradients[n][where])
             addends.append(addend.view(-1))
         packed = torch.cat(addends).to(like)
-        return Sent(self._begin(self.step_back, packed, (self.got, self.sent.sizes)), strips)
+        return Sent(self._begin(self.step_back, packed, (self.got, self.sent.sizes)), of)
 
     def wait_back(self, sent: Sent, inside: Tensor | None, dy: Tensor) -> Tensor:
         """The gradient of own rows: the sum of the interior's, of the boundary's, and of what arrives.
@@ -153,7 +163,7 @@ class Halo:
             inside: the interior's gradient, which is written over where nobody else has it; dy: the result's gradient.
         """
         if inside is None:
-            inside = dy.new_empty([hi - lo for lo, hi in self.inner], dtype=self.given)
+            inside = dy.new_empty([hi - lo for lo, hi in self.inner], dtype=sent.of.given)
         kind = wide_type(inside.dtype)
         if self.is_all:
             is_ours = inside.dtype == kind and lies_alone(inside, dy)
@@ -162,7 +172,7 @@ class Halo:
             total = inside.new_zeros(self.shape, dtype=kind)
             if inside.numel():
                 total[self.to_inner].copy_(inside)
-        parts = [*sent.strips, *self._wait(sent.pending, self.step_back, self.returned, self.sent.sizes)]
+        parts = [*sent.of.gradients, *self._wait(sent.pending, self.step_back, self.returned, self.sent.sizes)]
         for n, to, of in self.to_own:
             total[to].add_(parts[n][of])
         return total.to(inside.dtype)

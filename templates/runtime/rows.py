@@ -18,7 +18,7 @@ from torch import Tensor
 from convgen.algebra.layout import Axes
 from convgen.algebra.relations import Relation
 from convgen.algebra.signature import Operand
-from convgen.operations.autocast import taken_each, types_under, usual_types
+from convgen.operations.autocast import taken_as, taken_each, types_under, usual_types
 from convgen.operations.row import At, Operation, nest, standing
 from convgen.operations.spare import spare_rows, with_spare
 from convgen.operations.typed import under
@@ -226,6 +226,12 @@ class Stand(Plain):
     def taken(self, operands: Sequence[Any]) -> list[Any]:
         """Operands cast as autocast takes them; operands that have come in pieces have been cast before."""
         return taken_each(self.autocast, operands, self.low)
+
+    def moved_type(self, k: int, kind: torch.dtype) -> torch.dtype:
+        """The type in which an operand of this type moves: autocast's, where autocast takes the operand in it."""
+        if not self.autocast or self.autocast[k] != "low":
+            return kind
+        return taken_as("low", [torch.empty(0, dtype=kind)], self.low)[0].dtype
 
     def local(self, at: At, parts: Sequence[Tensor], is_nothing: bool) -> tuple[Tensor, ...]:
         """The results of local code for these blocks; zeros where there is nothing to compute."""
