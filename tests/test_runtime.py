@@ -24,6 +24,7 @@ from convgen.emit.runtime import NETWORK_PARTS, PARTS, imported, names_of, runti
 from convgen.spec.reader import layer_from_dict
 from convgen.verify.virtual import VirtualTransport, World
 
+from runtime.clipping import clip_grad_norm_  # isort: skip
 from runtime.conversions import (  # isort: skip
     all_gather, all_reduce, consecutive, copy_parts, flat, pack, rearrange, reduce_scatter, take, within,
 )  # fmt: skip
@@ -174,6 +175,19 @@ def test_packing_and_unpacking_undo_each_other() -> None:
         copy_parts(packed, back, outer, pieces, tensor, layer, unpack=True)
         covered = len(pieces) and sum(layer.size(p, tensor) for p in pieces) == value.numel()
         assert torch.equal(back, value) or not covered
+
+
+@pytest.mark.parametrize("norm_type", [1.0, 2.0, float("inf")])
+def test_clipping_takes_complex_gradients_whole(norm_type: float) -> None:
+    """As torch's own does: by magnitudes, not by real parts."""
+    generator = torch.Generator().manual_seed(3)
+    ours, torchs = ([torch.nn.Parameter(torch.zeros(5, dtype=k)) for k in (torch.cfloat, torch.float)] for _ in "ab")
+    for a, b in zip(ours, torchs, strict=True):
+        a.grad = torch.randn(5, dtype=a.dtype, generator=generator)
+        b.grad = a.grad.clone()
+    norms = clip_grad_norm_(ours, 0.5, norm_type), torch.nn.utils.clip_grad_norm_(torchs, 0.5, norm_type)
+    assert float(norms[0]) == pytest.approx(float(norms[1]))
+    assert all(torch.allclose(a.grad, b.grad) for a, b in zip(ours, torchs, strict=True) if a.grad is not None)
 
 
 # ---- What a module gets --------------------------------------------------------------------------------------------

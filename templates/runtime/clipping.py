@@ -63,7 +63,8 @@ def clip_grad_norm_(
         ends |= {id(end): end for end, _ in found}
         stages = tuple((id(end), ranks) for end, ranks in found)
         norm = part.new_zeros((), dtype=torch.float64)
-        norm = torch.linalg.vector_norm(part.double(), norm_type) if part.numel() else norm
+        wide = torch.complex128 if part.is_complex() else torch.float64
+        norm = torch.linalg.vector_norm(part.to(wide), norm_type) if part.numel() else norm
         powers.setdefault(stages, []).append(norm if norm_type == math.inf else norm**norm_type)
     combine = torch.max if norm_type == math.inf else torch.sum
     totals: list[Tensor] = []
