@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from convgen.late import torch
 from convgen.operations.typed import ByAutocast
-from convgen.spec.exported_nodes import is_float, put_between
+from convgen.spec.exported_nodes import given_of, is_float, is_written, put_between
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 REGION = "wrap_with_autocast"  # (device, type, enabled, cached, the region's graph, what it reads)
 INTO, OUT_OF, AS, NUMBER = "into", "out of", "as", "number"
 NOTED, NUMBERS = "types by autocast", "numbers by autocast"  # in a node's meta, by autocast's type (exported_types.py)
+STATISTICS = ("running_mean", "running_var")  # which norms change, though their operators' schemas don't say so
 TYPED = ("to.dtype", "to.dtype_layout", "to.device")  # that are told a type
 
 
@@ -60,7 +61,8 @@ def _mark_graph(module: Any) -> None:
         target = str(node.target)
         if target.endswith(REGION):
             *_, region = node.args[:5]
-            for x in [x for x in node.args[5:] if is_float(x)]:
+            changed = _changed(getattr(module, region.target))
+            for x in [x for x, change in zip(node.args[5:], changed, strict=True) if is_float(x) and not change]:
                 put_between(graph, x, node, _mark(), INTO)
             for one in [n for n in node.users if is_float(n)]:
                 _behind(graph, one, OUT_OF)
@@ -73,6 +75,29 @@ def _mark_graph(module: Any) -> None:
             put_between(graph, node.all_input_nodes[-1], node, _mark(), " ".join((NUMBER, *numbers)))
         elif target.removeprefix("aten.") in TYPED and _says_own_type(node):
             _behind(graph, node, AS)
+
+
+def _changed(module: Any) -> list[bool]:
+    """Whether a region changes what it reads, by what it reads: a mark would be changed in its place."""
+    lies: dict[Any, Any] = {}  # by node, what the region reads in whose memory it lies
+    changed: set[Any] = set()
+    for node in module.graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if node.op == "placeholder":
+            lies[node] = node
+        elif str(node.target).endswith(REGION):
+            inside = zip(node.args[5:], _changed(getattr(module, node.args[4].target)), strict=True)
+            changed.update(lies[x] for x, change in inside if change and x in lies)
+        elif schema is not None:
+            given = given_of(node)
+            for a in [a for a in schema.arguments if given.get(a.name) in lies]:
+                if is_written(a) or a.name in STATISTICS:
+                    changed.add(lies[given[a.name]])
+                if a.alias_info is not None:
+                    lies[node] = lies[given[a.name]]
+        elif node.op == "call_function" and node.args[0] in lies:  # an item of several results
+            lies[node] = lies[node.args[0]]
+    return [x in changed for x in module.graph.nodes if x.op == "placeholder"]
 
 
 def _said(node: Any, key: str) -> list[str]:

@@ -15,10 +15,17 @@ if TYPE_CHECKING:
 
 def write_running_statistics(program: ExportedProgram) -> None:
     """Add, in place, the changes that instance norms make to a traced program that is not decomposed yet."""
+    whole: Any = program.graph_module
+    for module in whole.modules():  # with the graphs of regions
+        if hasattr(module, "graph"):
+            _write(module)
+
+
+def _write(module: Any) -> None:
     import torch
 
     aten = torch.ops.aten
-    graph: Any = program.graph_module.graph
+    graph: Any = module.graph
     for norm in [n for n in graph.nodes if n.target is aten.instance_norm.default]:
         x, weight, bias, mean, variance, of_inputs, momentum, *rest = norm.args
         if mean is None or not of_inputs:
@@ -39,4 +46,4 @@ def write_running_statistics(program: ExportedProgram) -> None:
                 old = call(aten.mul_.Tensor, held, 1 - momentum)
                 call(aten.add_.Tensor, old, call(aten.mean.dim, of, [0]), alpha=momentum)
         norm.args = (x, weight, bias, None, None, of_inputs, momentum, *rest)
-    program.graph_module.recompile()
+    module.recompile()

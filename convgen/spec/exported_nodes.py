@@ -33,6 +33,24 @@ def is_float(x: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
+def is_smooth(x: Any) -> bool:
+    """Whether an argument is a node with a tensor of floating-point or complex numbers."""
+    import torch
+
+    value = getattr(x, "meta", {}).get("val")
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def given_of(node: Any) -> dict[str, Any]:
+    """A call's arguments by name."""
+    return {a.name: x for a, x in zip(node.target._schema.arguments, node.args, strict=False)} | node.kwargs
+
+
+def is_written(argument: Any) -> bool:
+    """Whether a call changes what it is given for an argument of its schema."""
+    return argument.alias_info is not None and argument.alias_info.is_write
+
+
 def put_between(graph: Any, x: Any, node: Any, target: Any, *more: Any) -> None:
     """Put a call that keeps shape and type between a value and a node that reads it."""
     with graph.inserting_before(node):
