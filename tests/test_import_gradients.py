@@ -62,3 +62,61 @@ def test_buffers_that_change_within_autocast() -> None:
     graph, _ = graph_of(net(changes_in_region).train(), (random_input((4, 3, 6, 5)),))
     statistics = {f"{norm}.running_{one}" for norm in ("norm", "instances") for one in ("mean", "var")}
     assert {name for name, _ in graph.updates} >= statistics | {"mean"}
+
+
+# ---- Regions without gradients ----
+
+
+def without_in_region(m: Any, x: Tensor) -> Tensor:
+    """A target without gradients, within autocast; and autocast in a region without gradients."""
+    with torch.autocast("cpu", enabled=False):
+        y = m.a(x)
+        with torch.no_grad():
+            target = m.norm(m.b(y))
+            target.relu_()
+        y = y * 2
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        scale = m.b(y).relu_().mean()
+    return y * target + scale
+
+
+def test_no_gradients_within_autocast() -> None:
+    right(without_in_region)
+
+
+def of_complex_numbers(m: Any, x: Tensor) -> Tensor:
+    y = m.a(x)
+    spectrum = torch.fft.fft2(y)
+    with torch.no_grad():
+        scale = spectrum.abs().mean()
+    return y * scale
+
+
+def test_no_gradients_of_complex_numbers() -> None:
+    right(of_complex_numbers)
+
+
+def written_within(m: Any, x: Tensor) -> Tensor:
+    with torch.autocast("cpu", enabled=False):
+        y = m.a(x)
+        with torch.no_grad():
+            y[:, 0].zero_()
+    return y + 1
+
+
+def test_a_tensor_written_without_gradients_within_autocast_is_refused() -> None:
+    refused(written_within, "changes a tensor without gradients")
+
+
+def region(m: Any, x: Tensor) -> Tensor:
+    y = m.a(x)
+    with torch.no_grad():
+        z = m.b(y)
+    return y * z
+
+
+def test_no_gradients_where_the_import_is_without_them() -> None:
+    found = graph_of(net(region), (random_input((4, 3, 6, 5)),))[0]
+    with torch.no_grad():
+        assert graph_of(net(region), (random_input((4, 3, 6, 5)),))[0].calls == found.calls
+    assert "detach" in {call.op for call in found.calls}

@@ -26,7 +26,7 @@ from convgen.spec.exported_instance_norm import write_running_statistics
 from convgen.spec.exported_masks import compute_masked
 from convgen.spec.exported_modes import same_but_for_flags
 from convgen.spec.exported_names import result_names
-from convgen.spec.exported_no_grad import detach_regions, inference_as_no_grad
+from convgen.spec.exported_no_grad import detach_regions, detached_in_autocast, inference_as_no_grad
 from convgen.spec.exported_noise import write_noise
 from convgen.spec.exported_numbers import as_settings, run_as_it_stands
 from convgen.spec.exported_open import Opened, Symbols, samples_of, symbols_of
@@ -211,6 +211,7 @@ class _Made:
             with (
                 warnings.catch_warnings(),
                 without_graphs(),
+                torch.enable_grad(),  # else regions without gradients look as what is around them
                 torch.autocast("cpu", getattr(torch, low or "bfloat16"), enabled=bool(low)),
                 torch.autocast("cuda", enabled=False),
                 first_steps(),
@@ -221,6 +222,7 @@ class _Made:
                 as_settings(self.module, self.numbers),
                 _lists(self.module),
                 asking(self.module, self.asks),
+                detached_in_autocast(self.module),
             ):
                 warnings.simplefilter("ignore")  # torch warns about its own insides
                 shapes = cast("dict[str, Any] | None", dynamic)  # torch leaves its own ShapesCollection out

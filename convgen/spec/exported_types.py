@@ -14,12 +14,13 @@ import sys
 from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from convgen.spec.exported_autocast import NOTED, NUMBERS, REGION
+from convgen.spec.exported_forward import inside_forward
 from convgen.spec.exported_nodes import is_float
 from convgen.spec.places import place_in
 
@@ -64,8 +65,8 @@ class Asks:
 def asking(module: Any, asks: Asks) -> Generator[None]:
     """Notes questions for types while a module is traced, but not those of torch's own insides.
 
-    torch.export removes modes around the call, so `forward` gets one, in place. A cast is made of an alias: a cast that
-    does nothing gives back its operand, whose other readers would look like the cast's.
+    A cast is made of an alias: a cast that does nothing gives back its operand, whose other readers would look like the
+    cast's.
     """
     import torch
     from torch.overrides import TorchFunctionMode
@@ -89,26 +90,10 @@ def asking(module: Any, asks: Asks) -> Generator[None]:
             asks.found = True
         return plain(*args)
 
-    # On the class, as torch.export calls `forward` with another self, by which it knows the path to a module.
-    kind: Any = module.__class__
-    home: Any = module if "forward" in vars(module) else kind
-    plain, inside = home.forward, list[bool]()
-
-    @wraps(plain)
-    def forward(*args: Any, **given: Any) -> Any:
-        if inside:
-            return plain(*args, **given)
-        inside.append(True)
-        try:
-            with Listening():
-                return plain(*args, **given)
-        finally:
-            inside.clear()
-
     with ExitStack() as stack:
         for name in _SWITCHES:
             stack.enter_context(patch.object(torch, name, partial(switch, getattr(torch, name))))
-        stack.enter_context(patch.object(home, "forward", forward))
+        stack.enter_context(inside_forward(module, Listening()))
         yield
 
 
