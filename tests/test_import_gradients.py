@@ -120,3 +120,44 @@ def test_no_gradients_where_the_import_is_without_them() -> None:
     with torch.no_grad():
         assert graph_of(net(region), (random_input((4, 3, 6, 5)),))[0].calls == found.calls
     assert "detach" in {call.op for call in found.calls}
+
+
+# ---- Detached values ----
+
+
+def in_place(m: Any, x: Tensor) -> Tensor:
+    y = m.a(x)
+    z = y.detach()
+    z += 1
+    return z.tanh() + y
+
+
+def by_view(m: Any, x: Tensor) -> Tensor:
+    y = m.a(x)
+    y.detach()[:, 0].zero_()
+    return y.tanh()
+
+
+def of_a_part(m: Any, x: Tensor) -> Tensor:
+    y = m.a(x)
+    first, _ = y.split(2, 1)
+    first.data.mul_(2)
+    return y + 1
+
+
+def copied(m: Any, x: Tensor) -> Tensor:
+    y = m.a(x)
+    z, w = y.detach().clone(), m.b(y).detach()
+    z += 1
+    w[:, 0] = 0
+    return z.tanh() + y + w
+
+
+@pytest.mark.parametrize("of", [in_place, by_view, of_a_part])
+def test_a_detached_value_that_changes_in_place_is_refused(of: Any) -> None:
+    """Its source has the new numbers and the old gradient, which one program of functions has not."""
+    refused(of, "changes a tensor without gradients")
+
+
+def test_copies_of_detached_values_change_in_place() -> None:
+    right(copied)

@@ -26,7 +26,7 @@ from convgen.spec.exported_instance_norm import write_running_statistics
 from convgen.spec.exported_masks import compute_masked
 from convgen.spec.exported_modes import same_but_for_flags
 from convgen.spec.exported_names import result_names
-from convgen.spec.exported_no_grad import detach_regions, detached_in_autocast, inference_as_no_grad
+from convgen.spec.exported_no_grad import changes_detached, detach_regions, detached_in_autocast, inference_as_no_grad
 from convgen.spec.exported_noise import write_noise
 from convgen.spec.exported_numbers import as_settings, run_as_it_stands
 from convgen.spec.exported_open import Opened, Symbols, samples_of, symbols_of
@@ -253,7 +253,8 @@ class _Made:
         return self.functional(traced, training)
 
     def functional(self, traced: ExportedProgram, training: bool) -> ExportedProgram:
-        lost = not detach_regions(traced) and training
+        lost = training and changes_detached(traced)
+        lost = (not detach_regions(traced) and training) or lost
         write_running_statistics(traced)
         drop_other_names(traced)
         mark_autocast(traced)
@@ -269,10 +270,9 @@ class _Made:
         except Exception as error:
             raise _ExportError(error) from error
         if lost:
-            fact = (
-                f"{self.name} changes a tensor without gradients (torch.no_grad), which torch.export loses in training"
-            )
-            raise InputError(fact, hint="--eval; or .detach() in the place of torch.no_grad()")
+            fact = f"{self.name} changes a tensor without gradients (torch.no_grad, or what detach() gives)"
+            hint = "--eval; or a copy of it, .detach().clone()"
+            raise InputError(f"{fact}, which torch.export loses in training", hint=hint)
         return program
 
     def read_finer(self, program: ExportedProgram, training: bool, opened: Sequence[str]) -> Exported:

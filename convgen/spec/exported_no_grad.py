@@ -3,11 +3,13 @@
 Values that a region reads are detached before it, so that nothing it makes has a gradient, new values of buffers
 included. torch.inference_mode is traced as such a region. In eager PyTorch, a region that changes a tensor that is
 neither a buffer nor its own keeps that tensor's gradient; detached, it would lose it, and `detach_regions` gives False.
+So it is with what `y.detach()` gives, which lies in y's memory, where y is read after that was changed
+(`changes_detached`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -146,3 +148,68 @@ def _keeps(graph: Any, buffers: list[bool]) -> list[bool] | None:
         if all(x in own for x in aliased):
             own.add(node)
     return []
+
+
+def changes_detached(program: ExportedProgram) -> bool:
+    """Whether a value that gradients reach is read after what `detach` gives of it was changed in place."""
+    kinds = {s.arg.name: s.kind.name for s in program.graph_signature.input_specs}
+    return _changes(program.graph_module, {name for name, kind in kinds.items() if kind == "BUFFER"})
+
+
+def _changes(graph: Any, buffers: Collection[str]) -> bool:
+    """`changes_detached` of a graph, and of regions with autocast in it; buffers are names of its placeholders."""
+    import torch
+
+    lies: dict[Any, Any] = {}  # by node, the one in whose memory it lies
+    detached: set[Any] = set()  # nodes that lie there by `detach`
+    reached: set[Any] = set()  # nodes that gradients reach
+    changed: set[Any] = set()  # nodes in whose memory a detached one was changed
+    for node in graph.graph.nodes:
+        read = [x for x in node.all_input_nodes if x not in detached]
+        if any(lies.get(x) in changed for x in read):
+            return True
+        if node.op == "placeholder":
+            lies[node] = node
+            reached |= {node} if node.name not in buffers and _may_have_gradient(node) else set()
+        if node.op != "call_function":
+            continue
+        source: Any = None
+        smooth = any(lies.get(x) in reached for x in read)
+        if getattr(node.target, "_schema", None) is not None:
+            given = given_of(node)
+            source = next((given[a.name] for a in node.target._schema.arguments if _is_shared(a, given, node)), None)
+            for x in [given[a.name] for a in node.target._schema.arguments if is_written(a) and a.name in given]:
+                if x not in detached:
+                    reached |= {lies[x]} if smooth else set()
+                elif lies[x] in reached:
+                    changed.add(lies[x])
+        elif str(node.target) == AUTOCAST:
+            inside = getattr(graph, node.args[4].target)
+            places = [n.name for n in inside.graph.nodes if n.op == "placeholder"]
+            pairs = zip(places, node.args[5:], strict=True)
+            if _changes(inside, {place for place, x in pairs if getattr(x, "name", "") in buffers}):
+                return True
+        elif str(node.target) != REGION:
+            source = node.args[0]
+        lies[node] = node if source is None else lies[source]
+        if source in detached or node.target is torch.ops.aten.detach.default:
+            detached.add(node)
+        elif source is None and smooth and str(node.target) != REGION and _may_have_gradient(node):
+            reached.add(node)
+    return any(node.op == "placeholder" for node in changed)
+
+
+def _may_have_gradient(node: Any) -> bool:
+    """Whether a node is no tensor of integers or truth values."""
+    import torch
+
+    value = node.meta.get("val")
+    return not isinstance(value, torch.Tensor) or value.is_floating_point() or value.is_complex()
+
+
+def _is_shared(argument: Any, given: Mapping[str, Any], node: Any) -> bool:
+    """Whether a call's result lies in an argument's memory."""
+    x = given.get(argument.name)
+    values: list[Any] = [getattr(one, "meta", {}).get("val") for one in (x, node)]
+    types = {one.dtype for one in values if hasattr(one, "dtype")}
+    return argument.alias_info is not None and hasattr(x, "meta") and len(types) < 2
