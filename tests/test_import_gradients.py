@@ -161,3 +161,69 @@ def test_a_detached_value_that_changes_in_place_is_refused(of: Any) -> None:
 
 def test_copies_of_detached_values_change_in_place() -> None:
     right(copied)
+
+
+# ---- Words of which torch.export records nothing ----
+
+
+def data(m: Any, x: Tensor) -> Tensor:
+    """Rounding passed straight through, a norm of weights, and running numbers, by `.data`."""
+    y = m.a(x)
+    if m.training:
+        m.mean.data = m.mean * 0.5 + y.mean((0, 2, 3)) * 0.5
+    return (y.round() - y).data + y / m.a.weight.data.norm()
+
+
+def test_data_is_what_detach_gives() -> None:
+    right(data)
+
+
+def hooked(m: Any, x: Tensor) -> Tensor:
+    y = m.a(x)
+    if y.requires_grad:
+        y.register_hook(lambda g: g * 0.5)
+    return y.tanh()
+
+
+def detached_itself(m: Any, x: Tensor) -> Tensor:
+    y = m.a(x)
+    y.detach_()
+    return m.b(y)
+
+
+def frozen_meanwhile(m: Any, x: Tensor) -> Tensor:
+    y = m.a(x)
+    m.b.requires_grad_(False)
+    z = m.b(y)
+    m.b.requires_grad_(True)
+    return z
+
+
+LOST = {
+    "hook": (hooked, r"Net: a hook on a gradient is lost(.|\n)*y\.register_hook\((.|\n)*y \* s \+"),
+    "detach_": (detached_itself, r"Net: detach_\(\) is lost(.|\n)*y\.detach_\(\)(.|\n)*y = y\.detach\(\)"),
+    "frozen": (frozen_meanwhile, r"Net: what a parameter's requires_grad is made(.|\n)*m\.b\.requires_grad_\(False\)"),
+}
+
+
+@pytest.mark.parametrize("kind", LOST)
+def test_what_would_be_lost_is_refused_with_its_line(kind: str) -> None:
+    refused(*LOST[kind])
+
+
+def test_hooks_on_gradients_are_refused() -> None:
+    def plain(m: Any, x: Tensor) -> Tensor:
+        return m.b(m.a(x))
+
+    x = (random_input((4, 3, 6, 5)),)
+    for register in ("register_full_backward_hook", "register_full_backward_pre_hook"):
+        module = net(plain)
+        handle = getattr(module.b, register)(lambda *_: None)
+        with pytest.raises(InputError, match=r"Net: b \(Conv2d\) has hooks on its gradients"):
+            graph_of(module, x)
+        handle.remove()
+        graph_of(module, x)
+    module = net(plain)
+    module.b.weight.register_hook(lambda g: g * 0.5)
+    with pytest.raises(InputError, match=r"Net: b\.weight has hooks on its gradient"):
+        graph_of(module, x)

@@ -23,6 +23,7 @@ from convgen.spec.exported_examples import Arguments, Examples, Inputs, examples
 from convgen.spec.exported_finer import finer, run_whole
 from convgen.spec.exported_functions import OwnGradient, written_gradients
 from convgen.spec.exported_instance_norm import write_running_statistics
+from convgen.spec.exported_lost import LostError, nothing_lost, refuse_hooks
 from convgen.spec.exported_masks import compute_masked
 from convgen.spec.exported_modes import same_but_for_flags
 from convgen.spec.exported_names import result_names
@@ -31,7 +32,7 @@ from convgen.spec.exported_noise import write_noise
 from convgen.spec.exported_numbers import as_settings, run_as_it_stands
 from convgen.spec.exported_open import Opened, Symbols, samples_of, symbols_of
 from convgen.spec.exported_recurrent import first_steps
-from convgen.spec.exported_refusals import failed, first_line, unfixed, untraced, without_graphs
+from convgen.spec.exported_refusals import failed, first_line, lost, unfixed, untraced, without_graphs
 from convgen.spec.exported_results import other_names, results_of
 from convgen.spec.exported_shared import drop_other_names, rename_those_of_graphs
 from convgen.spec.exported_sides import Side, needless
@@ -115,6 +116,7 @@ def exported(
             other than dropout's and noise, changes its arguments, computes with complex numbers or without gradients.
     """
     name = identifier(name or type(module).__name__)
+    refuse_hooks(module, name)
     examples = examples_of(module, example_inputs, opened or {})
     made = _Made(module, examples, state_of(module), name, source, remark or (lambda _: None))
     training = module.training if training is None else training
@@ -222,6 +224,7 @@ class _Made:
                 as_settings(self.module, self.numbers),
                 _lists(self.module),
                 asking(self.module, self.asks),
+                nothing_lost(self.module),
                 detached_in_autocast(self.module),
             ):
                 warnings.simplefilter("ignore")  # torch warns about its own insides
@@ -230,6 +233,8 @@ class _Made:
         except OwnGradient as error:
             hint = "a forward that autograd can derive, with .detach() where no gradient is to pass"
             raise InputError(f"{self.name}: {error}", hint=hint) from None
+        except LostError as error:
+            raise lost(self.name, error, self.module, error.hint) from None
         except Exception as error:  # whatever the module raises
             raise _ExportError(error) from error
 

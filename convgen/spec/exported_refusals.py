@@ -69,6 +69,12 @@ def failed(name: str, error: Exception, root: Any) -> InputError:
     return InputError(fact, notes=place.notes if place is not None else (), hint="inputs that the module takes")
 
 
+def lost(name: str, error: Exception, root: Any, hint: str) -> InputError:
+    """The error where torch.export would record nothing of what a line does."""
+    place = place_of(error, root=root)
+    return InputError(f"{name}: {error}", notes=place.notes if place is not None else (), hint=hint)
+
+
 def place_of_node(node: Any, module: str, kind: str) -> Place | None:
     """The line of source that made a node of an exported program."""
     return place_in(str(node.meta.get("stack_trace") or ""), module, kind)

@@ -1,0 +1,75 @@
+"""What a module does to gradients by words of which torch.export records nothing.
+
+y.data, b.data = new                             written as y.detach(), and as a change of what b.detach() gives
+y.register_hook(...), y.detach_(),
+p.requires_grad_(False) in forward,
+module.register_full_backward_hook(...)          refused: gradients would be others, without a word
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+from convgen.errors import InputError
+from convgen.spec.exported_forward import inside_forward
+
+SCALED = "y * s + (y * (1 - s)).detach(), which multiplies y's gradient by s"
+BEHIND = "hooks on parameters of what parallelize gives, which have the same names"
+
+
+class LostError(Exception):
+    """torch.export would lose what a line does; `hint` says what would work."""
+
+    def __init__(self, fact: str, hint: str) -> None:
+        super().__init__(fact)
+        self.hint = hint
+
+
+def refuse_hooks(module: Any, name: str) -> None:
+    """Raises InputError: a module, or a parameter, has hooks on its gradients."""
+    for path, one in module.named_modules():
+        if one._backward_hooks or one._backward_pre_hooks:
+            fact = f"{name}: {path or 'the module'} ({type(one).__name__}) has hooks on its gradients"
+            raise InputError(f"{fact}, which torch.export loses", hint=SCALED)
+    for path, parameter in module.named_parameters():
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise InputError(f"{name}: {path} has hooks on its gradient, which torch.export loses", hint=BEHIND)
+
+
+@contextmanager
+def nothing_lost(module: Any) -> Generator[None]:
+    """While a module is traced: `.data` is what `detach` gives, and a line of which nothing would be recorded raises a
+    LostError."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    tensor: Any = torch.Tensor
+    hooks = (tensor.register_hook, tensor.register_post_accumulate_grad_hook)
+
+    def put(x: Any, new: Any) -> None:
+        if x.shape != new.shape or x.dtype != new.dtype:
+            raise LostError("a .data of another shape or type is lost by torch.export", "a tensor of its own")
+        x.detach().copy_(new.detach())
+
+    class Refusing(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func == tensor.data.__get__:
+                return args[0].detach()
+            if func == tensor.data.__set__:
+                return put(*args)
+            if func in hooks:
+                raise LostError("a hook on a gradient is lost by torch.export", SCALED)
+            if func == tensor.detach_:
+                raise LostError("detach_() is lost by torch.export", "y = y.detach()")
+            if func in (tensor.requires_grad_, tensor.requires_grad.__set__) and is_other(*args, **(kwargs or {})):
+                fact = "what a parameter's requires_grad is made in forward is lost by torch.export"
+                raise LostError(fact, "torch.func.functional_call with detached parameters; or frozen ones")
+            return func(*args, **(kwargs or {}))
+
+    def is_other(x: Any, requires_grad: bool = True) -> bool:
+        return isinstance(x, torch.nn.Parameter) and x.requires_grad != requires_grad
+
+    with inside_forward(module, Refusing()):
+        yield
