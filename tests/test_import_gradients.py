@@ -227,3 +227,43 @@ def test_hooks_on_gradients_are_refused() -> None:
     module.b.weight.register_hook(lambda g: g * 0.5)
     with pytest.raises(InputError, match=r"Net: b\.weight has hooks on its gradient"):
         graph_of(module, x)
+
+
+# ---- Functions with gradients of their own ----
+
+
+class Scaled(torch.autograd.Function):
+    """A gradient that is no derivative, of complex numbers."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, *dys: Tensor) -> Tensor:
+        return dys[0] * (0.3 - 0.5j)
+
+
+class Straight(torch.autograd.Function):
+    """A clamp whose gradient passes straight through."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clamp(-3, 3)
+
+    @staticmethod
+    def backward(ctx: Any, *dys: Tensor) -> Tensor:
+        return dys[0]
+
+
+def of_complex(m: Any, x: Tensor) -> Tensor:
+    return torch.fft.ifft2(Scaled.apply(torch.fft.fft2(m.a(x)))).real
+
+
+def of_infinite(m: Any, x: Tensor) -> Tensor:
+    return Straight.apply(m.a(x).masked_fill(x[:, :1] > 1, float("inf")))
+
+
+@pytest.mark.parametrize("of", [of_complex, of_infinite])
+def test_gradients_of_ones_own(of: Any) -> None:
+    right(of)

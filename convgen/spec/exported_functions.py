@@ -6,8 +6,9 @@ element by element, as those of rounding that passes straight through, the trace
 
     y + (x - x') d
 
-where d is the gradient that the function gives for ones, and x', d and y are detached: the same numbers, with that
-gradient. Others are refused. Checkpoints, which enter autograd again, are traced as what they compute.
+where d is the gradient that the function gives for ones (its conjugate, of complex numbers), and x', d and y are
+detached: the same numbers, with that gradient. Others are refused. Checkpoints, which enter autograd again, are traced
+as what they compute.
 """
 
 from __future__ import annotations
@@ -88,13 +89,13 @@ class _Context:
 def _traced(args: Sequence[Any]) -> bool:
     from torch._subclasses.fake_tensor import FakeTensor
 
-    return any(isinstance(x, FakeTensor) and x.is_floating_point() for x in args)
+    return any(isinstance(x, FakeTensor) and _smooth(x) for x in args)
 
 
 def _smooth(x: Any) -> bool:
     import torch
 
-    return isinstance(x, torch.Tensor) and x.is_floating_point()
+    return isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())
 
 
 def _forward(cls: Any, forward: Callable[..., Any], args: Sequence[Any]) -> tuple[_Context, Any]:
@@ -114,8 +115,14 @@ def _written(cls: Any, forward: Callable[..., Any], args: Sequence[Any]) -> Any:
     y = y.detach()
     for x, d in zip(args, found, strict=False):
         if d is not None and _smooth(x):
-            y = y + (x - x.detach()) * d.detach()
+            y = y + _nothing(x) * d.detach().conj()
     return y
+
+
+def _nothing(x: Any) -> Any:
+    """Zeros of which x has the gradient; none where a real x isn't finite, as inf - inf is no number."""
+    off = x - x.detach()
+    return off if off.is_complex() else off.masked_fill(off != 0, 0)
 
 
 def _kind(cls: Any, args: Sequence[Any]) -> str:
@@ -148,8 +155,9 @@ def _numbers(x: Any, scale: float, generator: Any) -> Any:
         return x.detach() if isinstance(x, torch.Tensor) else x
     sizes: Any = x.shape
     shape = [n if isinstance(n, int) else n.node.hint for n in sizes]
-    if x.is_floating_point():
-        return torch.randn(shape, generator=generator, dtype=torch.float64) * scale
+    if _smooth(x):
+        dtype = torch.complex128 if x.is_complex() else torch.float64
+        return torch.randn(shape, generator=generator, dtype=dtype) * scale
     return torch.randint(0, 2, shape, generator=generator).to(x.dtype)
 
 
