@@ -1,10 +1,13 @@
-"""What a module does to gradients and to buffers where torch.export records less than it does: right, or refused."""
+"""What modules do to gradients and buffers, and numbers that they draw, of which torch.export records less: right, or
+refused."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from networks_on_ranks import check, draw_parameters, imported, random_input
@@ -199,7 +202,17 @@ def frozen_meanwhile(m: Any, x: Tensor) -> Tensor:
     return z
 
 
+def drawn_by_python(m: Any, x: Tensor) -> Tensor:
+    return m.b(m.a(x)) if random.random() < 0.5 else m.a(x)
+
+
+def drawn_by_numpy(m: Any, x: Tensor) -> Tensor:
+    return m.a(x) * float(np.random.rand())  # noqa: NPY002
+
+
 LOST = {
+    "python": (drawn_by_python, r"Net: forward draws random numbers of Python's or numpy's(.|\n)*torch\.rand"),
+    "numpy": (drawn_by_numpy, r"Net: forward draws random numbers of Python's or numpy's(.|\n)*torch\.rand"),
     "hook": (hooked, r"Net: a hook on a gradient is lost(.|\n)*y\.register_hook\((.|\n)*y \* s \+"),
     "detach_": (detached_itself, r"Net: detach_\(\) is lost(.|\n)*y\.detach_\(\)(.|\n)*y = y\.detach\(\)"),
     "frozen": (frozen_meanwhile, r"Net: what a parameter's requires_grad is made(.|\n)*m\.b\.requires_grad_\(False\)"),
@@ -207,7 +220,7 @@ LOST = {
 
 
 @pytest.mark.parametrize("kind", LOST)
-def test_what_would_be_lost_is_refused_with_its_line(kind: str) -> None:
+def test_what_would_be_lost_is_refused(kind: str) -> None:
     refused(*LOST[kind])
 
 

@@ -1,4 +1,4 @@
-"""What a module does to gradients by words of which torch.export records nothing.
+"""What a module does by words of which torch.export records nothing.
 
 y.data, b.data = new                             written as y.detach(), and as a change of what b.detach() gives
 y.register_hook(...), y.detach_(),
@@ -8,9 +8,11 @@ module.register_full_backward_hook(...)          refused: gradients would be oth
 
 from __future__ import annotations
 
+import random
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 from convgen.errors import InputError
 from convgen.spec.exported_forward import inside_forward
@@ -53,7 +55,22 @@ def nothing_lost(module: Any) -> Generator[None]:
             raise LostError("a .data of another shape or type is lost by torch.export", "a tensor of its own")
         x.detach().copy_(new.detach())
 
+    def drawn() -> tuple[Any, ...]:
+        """The states of generators whose numbers would be part of the graph."""
+        numpy: Any = sys.modules.get("numpy")
+        return random.getstate(), None if numpy is None else numpy.random.get_state()[1:3]
+
     class Refusing(TorchFunctionMode):
+        def __enter__(self) -> Any:
+            self.before = repr(drawn())
+            return super().__enter__()
+
+        def __exit__(self, *error: Any) -> None:
+            cast("Any", super()).__exit__(*error)
+            if error[0] is None and repr(drawn()) != self.before:
+                fact = "forward draws random numbers of Python's or numpy's, which torch.export takes for constants"
+                raise LostError(fact, "torch.rand, whose numbers are drawn in each step")
+
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if func == tensor.data.__get__:
                 return args[0].detach()
