@@ -210,7 +210,13 @@ def drawn_by_numpy(m: Any, x: Tensor) -> Tensor:
     return m.a(x) * float(np.random.rand())  # noqa: NPY002
 
 
+def counted(m: Any, x: Tensor) -> Tensor:
+    m.a.calls = getattr(m.a, "calls", 0) + 1
+    return m.a(x) * min(1.0, m.a.calls / 4)
+
+
 LOST = {
+    "counts": (counted, r"Net: forward changes a\.calls in each call(.|\n)*register_buffer\('calls'"),
     "python": (drawn_by_python, r"Net: forward draws random numbers of Python's or numpy's(.|\n)*torch\.rand"),
     "numpy": (drawn_by_numpy, r"Net: forward draws random numbers of Python's or numpy's(.|\n)*torch\.rand"),
     "hook": (hooked, r"Net: a hook on a gradient is lost(.|\n)*y\.register_hook\((.|\n)*y \* s \+"),
@@ -222,6 +228,16 @@ LOST = {
 @pytest.mark.parametrize("kind", LOST)
 def test_what_would_be_lost_is_refused(kind: str) -> None:
     refused(*LOST[kind])
+
+
+def test_a_number_that_forward_keeps_of_a_size_is_no_count() -> None:
+    def keeps(m: Any, x: Tensor) -> Tensor:
+        m.a.size = max(getattr(m.a, "size", 0), x.shape[-1])
+        return m.b(m.a(x)) / m.a.size
+
+    x = random_input((4, 3, 6, 5))
+    graph = graph_of(net(keeps), (x,))[0]
+    assert [call.op for call in graph.calls].count("div.Tensor") == 1
 
 
 def test_hooks_on_gradients_are_refused() -> None:

@@ -442,6 +442,12 @@ def test_virtual_ranks_report_what_does_not_match() -> None:
     with pytest.raises(Mismatch, match=r"exchange of ranks \(0, 1\): expects \[1, 0\], the others send \[2, 0\]"):
         World(2).run(splits)
 
+    def types(end: VirtualTransport) -> None:
+        end.all_reduce(torch.ones(2, dtype=(torch.float32, torch.bfloat16)[end.rank]), [1, 1], in_group((0, 1)))
+
+    with pytest.raises(Mismatch, match=r"all_reduce of ranks \(0, 1\): they send torch\.bfloat16, torch\.float32"):
+        World(2).run(types)
+
 
 # ---- A torch citizen -----------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from convgen.spec.exported_examples import Arguments, Examples, Inputs, examples
 from convgen.spec.exported_finer import finer, run_whole
 from convgen.spec.exported_functions import OwnGradient, written_gradients
 from convgen.spec.exported_instance_norm import write_running_statistics
-from convgen.spec.exported_lost import LostError, nothing_lost, refuse_hooks
+from convgen.spec.exported_lost import LostError, Numbers, nothing_lost, refuse_counts, refuse_hooks, with_numbers
 from convgen.spec.exported_masks import compute_masked
 from convgen.spec.exported_modes import same_but_for_flags
 from convgen.spec.exported_names import result_names
@@ -206,6 +206,19 @@ class _Made:
 
     def trace(self, examples: Examples, dynamic: ShapesCollection | None, low: str = "") -> ExportedProgram:
         """The program without the autocast around the call, or under autocast of a type."""
+        try:
+            program, changed = self._traced(examples, dynamic, low)
+            if changed:  # by the first call alone, as what a module keeps of a size, or by each
+                with with_numbers(self.module, changed):
+                    refuse_counts(self._traced(examples, dynamic, low)[1])
+        except LostError as error:
+            raise lost(self.name, error, self.module, error.hint) from None
+        return program
+
+    def _traced(
+        self, examples: Examples, dynamic: ShapesCollection | None, low: str
+    ) -> tuple[ExportedProgram, Numbers]:
+        """The program, and numbers of Python's that forward has changed."""
         import torch
 
         args, keywords = examples.arguments
@@ -224,17 +237,18 @@ class _Made:
                 as_settings(self.module, self.numbers),
                 _lists(self.module),
                 asking(self.module, self.asks),
-                nothing_lost(self.module),
+                nothing_lost(self.module) as changed,
                 detached_in_autocast(self.module),
             ):
                 warnings.simplefilter("ignore")  # torch warns about its own insides
                 shapes = cast("dict[str, Any] | None", dynamic)  # torch leaves its own ShapesCollection out
-                return torch.export.export(self.module, args, keywords, dynamic_shapes=shapes, strict=False)
+                made = torch.export.export(self.module, args, keywords, dynamic_shapes=shapes, strict=False)
+                return made, changed
         except OwnGradient as error:
             hint = "a forward that autograd can derive, with .detach() where no gradient is to pass"
             raise InputError(f"{self.name}: {error}", hint=hint) from None
-        except LostError as error:
-            raise lost(self.name, error, self.module, error.hint) from None
+        except LostError:
+            raise
         except Exception as error:  # whatever the module raises
             raise _ExportError(error) from error
 

@@ -4,13 +4,14 @@ y.data, b.data = new                             written as y.detach(), and as a
 y.register_hook(...), y.detach_(),
 p.requires_grad_(False) in forward,
 module.register_full_backward_hook(...)          refused: gradients would be others, without a word
+random.random(), self.calls += 1                 refused: the graph would have the numbers of the import
 """
 
 from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -40,14 +41,50 @@ def refuse_hooks(module: Any, name: str) -> None:
             raise InputError(f"{name}: {path} has hooks on its gradient, which torch.export loses", hint=BEHIND)
 
 
+Numbers = dict[tuple[str, str], float]  # by a module's path and an attribute of it
+
+
+def _numbers(module: Any) -> Numbers:
+    """Numbers of Python's that modules have as attributes."""
+    own: list[tuple[str, dict[str, Any]]] = [(path, vars(one)) for path, one in module.named_modules()]
+    return {(path, k): v for path, has in own for k, v in has.items() if type(v) in (int, float)}
+
+
 @contextmanager
-def nothing_lost(module: Any) -> Generator[None]:
+def with_numbers(module: Any, numbers: Numbers) -> Generator[None]:
+    """While this lasts, attributes of modules are these numbers."""
+    before = _numbers(module)
+    try:
+        _put(module, numbers)
+        yield
+    finally:
+        _put(module, {key: before.get(key) for key in numbers})
+
+
+def _put(module: Any, numbers: Mapping[tuple[str, str], float | None]) -> None:
+    for (path, name), number in numbers.items():
+        if number is None:
+            delattr(module.get_submodule(path), name)
+        else:
+            setattr(module.get_submodule(path), name, number)
+
+
+def refuse_counts(numbers: Numbers) -> None:
+    """Raises LostError: forward has changed these numbers again, where it had begun with what it had made of them."""
+    for path, name in numbers:
+        fact = f"forward changes {path}{'.' * bool(path)}{name} in each call, which torch.export takes for a constant"
+        raise LostError(fact, f"a buffer: self.register_buffer({name!r}, torch.zeros(())), changed in place")
+
+
+@contextmanager
+def nothing_lost(module: Any) -> Generator[Numbers]:
     """While a module is traced: `.data` is what `detach` gives, and a line of which nothing would be recorded raises a
-    LostError."""
+    LostError. Gives numbers that forward has changed, as it left them."""
     import torch
     from torch.overrides import TorchFunctionMode
 
     tensor: Any = torch.Tensor
+    changed: Numbers = {}
     hooks = (tensor.register_hook, tensor.register_post_accumulate_grad_hook)
 
     def put(x: Any, new: Any) -> None:
@@ -62,11 +99,13 @@ def nothing_lost(module: Any) -> Generator[None]:
 
     class Refusing(TorchFunctionMode):
         def __enter__(self) -> Any:
-            self.before = repr(drawn())
+            self.before, self.numbers = repr(drawn()), _numbers(module)
             return super().__enter__()
 
         def __exit__(self, *error: Any) -> None:
             cast("Any", super()).__exit__(*error)
+            now = _numbers(module)
+            changed.update({key: v for key, v in now.items() if self.numbers.get(key) != v})
             if error[0] is None and repr(drawn()) != self.before:
                 fact = "forward draws random numbers of Python's or numpy's, which torch.export takes for constants"
                 raise LostError(fact, "torch.rand, whose numbers are drawn in each step")
@@ -89,4 +128,4 @@ def nothing_lost(module: Any) -> Generator[None]:
         return isinstance(x, torch.nn.Parameter) and x.requires_grad != requires_grad
 
     with inside_forward(module, Refusing()):
-        yield
+        yield changed

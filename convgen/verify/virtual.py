@@ -262,7 +262,9 @@ class VirtualTransport:
         self, kind: str, splits: Any, group: Group, parts: list[tuple[Tensor, tuple[tuple[int, ...], ...]]]
     ) -> Tensor:
         """What this rank gets of the parts that all have handed in."""
-        me = group.ranks.index(self.rank)
+        me, types = group.ranks.index(self.rank), {p.dtype for p, _ in parts}
+        if len(types) > 1:
+            raise Mismatch(f"{kind} of ranks {group.ranks}: they send {', '.join(sorted(map(str, types)))}")
         match kind:
             case "all_gather":
                 self._agree(kind, [p.numel() for p, _ in parts], list(splits), group)
