@@ -35,7 +35,7 @@ SCOUT = Effort(ways=2, others=6, stored=5, parameters=3, apart=False)
 LAYOUTS = 2  # that are searched, at most, until statistics by parts and the best layout agree
 NEAR, MOST_NEAR = 40, 4000  # layouts near a plan that are looked at: for each row, and in all
 NEAR_FEW, MOST_FEW, FEW = 1000, 20000, 40  # the same compared by the step, in networks of at most so many rows
-WARM = (3e-2, 3e-3, 0.0)  # by round of these, how much longer, as a part of the step, a layout may be taken at first
+WARM = (3e-2, 0.0)  # by round of these, how much longer, as a part of the step, a layout may be taken at first
 HOPS = 100  # before these rounds: changes whatever they cost, with what is better around them (improved.py)
 SMALL = 40  # networks of at most so many distinct operations are planned for many numbers of working ranks
 SCOUTED = 2  # grids, the most even ones: a role may have several axes, so that uneven splits are had on them too
