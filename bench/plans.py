@@ -1,7 +1,7 @@
 """What plans of the papers' networks take, gain and look like.
 
     python bench/plans.py seconds                   # how long planning takes, and how far a heuristic is from it
-    python bench/plans.py ranks [NETWORK...] [--machine lassen] [--most 4096] [--statistics global]
+    python bench/plans.py ranks [NETWORK...] [--machine lassen] [--most 4096] [--statistics global] [--overlapped]
     python bench/plans.py roles                     # what roles by phase and storage of w bring on 64 ranks of Lassen
     python bench/plans.py stages                    # by which indices stages of ResNets are split: [CF] 6.2's question
 
@@ -131,16 +131,22 @@ def rises(plan: Callable[[int], tuple[float, Grid]], most: int) -> Iterator[int]
 @click.option("--machine", default="lassen")
 @click.option("--most", default=4096)
 @click.option("--statistics", default="local", help="Of batch norms.")
-def ranks(networks: tuple[str, ...], machine: str, most: int, statistics: str) -> None:
+@click.option("--samples", type=int, help="Instead of the file's number.")
+@click.option("--overlapped", is_flag=True, help="Steps with what travels meanwhile, not sums; these may rise.")
+def ranks(
+    networks: tuple[str, ...], machine: str, most: int, statistics: str, samples: int | None, *, overlapped: bool
+) -> None:
     """Planned seconds over ranks."""
-    setting, found = Setting(machine=load_machine(machine), room=ROOM, statistics=statistics), list[str]()
+    found = list[str]()
+    setting = Setting(machine=load_machine(machine), room=ROOM, statistics=statistics, by_step=overlapped)
     for name in networks or NAMES:
         print(name, flush=True)
-        graph = read_network_graph(FOLDER / f"{name}.yaml")
+        network = read_network(FOLDER / f"{name}.yaml")
+        graph = network_graph(network if samples is None else with_batch(network, samples))
 
         def planned(count: int, graph: object = graph) -> tuple[float, Grid]:
             plan = plan_graph(graph, count, setting)[1]  # type: ignore[arg-type]
-            return plan.seconds, plan.program.grid
+            return plan.step_s, plan.program.grid
 
         found += [f"{name} on {count} ranks" for count in rises(planned, most)]
     print("rises: " + (", ".join(found) or "none"))

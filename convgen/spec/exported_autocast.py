@@ -12,6 +12,7 @@ they stand; behind a mark of a type a value has that type, whatever autocast has
 
 from __future__ import annotations
 
+import operator
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -95,7 +96,7 @@ def _changed(module: Any) -> list[bool]:
                     changed.add(lies[given[a.name]])
                 if a.alias_info is not None:
                     lies[node] = lies[given[a.name]]
-        elif node.op == "call_function" and node.args[0] in lies:  # an item of several results
+        elif node.target is operator.getitem and node.args[0] in lies:  # an item of several results
             lies[node] = lies[node.args[0]]
     return [x in changed for x in module.graph.nodes if x.op == "placeholder"]
 

@@ -9,6 +9,7 @@ So it is with what `y.detach()` gives, which lies in y's memory, where y is read
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -135,8 +136,8 @@ def _keeps(graph: Any, buffers: list[bool]) -> list[bool] | None:
                 return None
             results[node] = inside
             continue
-        if schema is None:  # an item of several results
-            source, place = node.args
+        if schema is None:  # an item of several results, or an expression of sizes
+            source, place = node.args if node.target is operator.getitem else (None, 0)
             if source in own or (source in results and results[source][place]):
                 own.add(node)
             continue
@@ -189,7 +190,7 @@ def _changes(graph: Any, buffers: Collection[str]) -> bool:
             pairs = zip(places, node.args[5:], strict=True)
             if _changes(inside, {place for place, x in pairs if getattr(x, "name", "") in buffers}):
                 return True
-        elif str(node.target) != REGION:
+        elif node.target is operator.getitem:  # an item of several results
             source = node.args[0]
         lies[node] = node if source is None else lies[source]
         if source in detached or node.target is torch.ops.aten.detach.default:
