@@ -59,6 +59,12 @@ class Step:
     flow: Flow | None = None
     again: bool = False
 
+    @property
+    def head(self) -> str:
+        """What it makes, its kind and its key, for messages."""
+        makes = f"{', '.join(self.makes)} = " * bool(self.makes)
+        return f"{makes}{self.kind} {self.key}"
+
 
 @dataclass(frozen=True)
 class Lowered:

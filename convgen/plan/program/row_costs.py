@@ -176,18 +176,20 @@ class _Counted:
         keys = [(*source, key) for key in brought.keys]
         n = longest(keys, fetched)
         fetched.update(keys)
-        taken, latency = sum(brought.ps[n:]), sum(brought.latencies[n:])
-        self.before, self.alone = self.before + taken - min(latency, taken), self.alone + min(latency, taken)
+        taken = sum(brought.ps[n:])
+        waits = min(sum(brought.latencies[n:]), taken)
+        self.before, self.alone = self.before + taken - waits, self.alone + waits
 
     def leave(self, price: Price, value: str, found: Layout, stored: Layout, taken: int, latency: int) -> None:
         """A gradient goes to where its value is stored: as a sum that may travel in a bucket, or behind computing."""
+        waits = min(latency, taken)
+        if self.hides and value in self.learnt:
+            return
         if value not in self.learnt or found.summed != stored:
-            taken = 0 if self.hides and value in self.learnt else taken
-            self.behind, self.alone = self.behind + taken - min(latency, taken), self.alone + min(latency, taken)
-        elif taken and not self.hides:
-            ps = taken - min(latency, taken)
-            size = MEBIBYTE * ps // _mebibyte_ps(price, found.partial)
-            self.sums.append(Sum(found.partial, ps, taken - ps, size))
+            self.behind, self.alone = self.behind + taken - waits, self.alone + waits
+        elif taken:
+            size = MEBIBYTE * (taken - waits) // _mebibyte_ps(price, found.partial)
+            self.sums.append(Sum(found.partial, taken - waits, waits, size))
 
 
 @lru_cache(maxsize=1 << 10)

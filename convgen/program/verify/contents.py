@@ -24,6 +24,8 @@ from convgen.program.rows import Chain, PlacedRow, reads_of, sides
 from convgen.program.shared import beginnings
 from convgen.program.steps import NOTHING, Lowered, Step, state_slot
 
+FEWER = ("add", "start_bucket")  # kinds that may read slots of training alone, and leave these out in evaluation
+
 Addend = tuple[int | str, int]  # a row, and the operand whose gradient it makes; an output by its number; a chunk
 
 
@@ -47,9 +49,6 @@ Contents = list[Content | None]  # None: nothing is in `_`
 
 def _is(what: str, *of: int | str | None) -> Content:
     return Content(what, of)
-
-
-FEWER = ("add", "start_bucket")  # kinds that may read slots of training alone, and leave these out in evaluation
 
 
 def content_faults(program: Program, lowered: Lowered, *, of_inputs: bool) -> Iterator[str]:
@@ -103,22 +102,21 @@ class _Slots:
         for is_backward, step in (*((False, s) for s in forward), *((True, s) for s in backward)):
             if step.when is not None and step.when[1] != self.training:
                 continue
-            said = f"{', '.join(step.makes)} = {step.kind} {step.key}"
             found = [there.get(slot) for slot in step.reads]
             if step.kind == "add":
                 here = [there.get(slot) for slot in step.reads if slot in there or self.training]
                 if (made := self._sum(step.key, here)) is None:
-                    yield f"{said}: it adds {' and '.join(map(_words, here))}"
+                    yield f"{step.head}: it adds {' and '.join(map(_words, here))}"
                 there |= dict.fromkeys(step.makes, made)
                 continue
             reads, makes = self.of(step, is_backward=is_backward)
             if (len(reads), len(makes)) != (len(step.reads), len(step.makes)):
-                yield f"{said}: it reads {len(reads)} slots and makes {len(makes)}"
+                yield f"{step.head}: it reads {len(reads)} slots and makes {len(makes)}"
                 continue
             for slot, one, wanted in zip(step.reads, found, reads, strict=True):
                 left_out = slot not in there and not self.training and step.kind in FEWER
                 if one != wanted and not left_out:
-                    yield f"{said}: {slot} holds {_words(one)}, not {_words(wanted)}"
+                    yield f"{step.head}: {slot} holds {_words(one)}, not {_words(wanted)}"
             there |= {slot: one for slot, one in zip(step.makes, makes, strict=True) if slot != NOTHING}
         for (name, v), (_, slot, _) in zip(program.outputs, self.lowered.outputs, strict=True):
             if there.get(slot) != _is("value", v):
@@ -131,8 +129,7 @@ class _Slots:
 
     def _operand(self, i: int, d: int | None, k: int, n: int | None = None) -> Content | None:
         """Operand k of row i, or of its gradient's row, after n conversions, or after all."""
-        row = self.program.rows[i]
-        one = row if d is None else dict(row.derived)[d]
+        row, one = self.program.rows[i], self._placed(i, d)
         if d is None:
             subject: Content | None = _is("value", row.bound.reads[k])
         else:
@@ -156,8 +153,7 @@ class _Slots:
 
     def _result(self, i: int, d: int | None, j: int, n: int = 0) -> Content:
         """Result j of row i, or of its gradient's row, after n conversions."""
-        row = self.program.rows[i]
-        one = row if d is None else dict(row.derived)[d]
+        row, one = self.program.rows[i], self._placed(i, d)
         if n < len(one.store[j]) or (d is None and not row.bound.makes[j]):
             return _is("made", i, d, j, n)
         return _is("value", row.bound.makes[j]) if d is None else self._addend(i, d)

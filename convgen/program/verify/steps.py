@@ -52,8 +52,8 @@ def _slots(program: Program, lowered: Lowered, training: bool) -> Iterator[str]:
                 continue
             late = [n for n in step.reads if n not in made]
             if late and (training or step.kind not in FEWER):
-                yield f"{_said(step)}: no step before it makes {', '.join(late)}"
-            yield from (f"{_said(step)}: a step before it makes {n}" for n in step.makes if n in made and n != NOTHING)
+                yield f"{step.head}: no step before it makes {', '.join(late)}"
+            yield from (f"{step.head}: a step before it makes {n}" for n in step.makes if n in made and n != NOTHING)
             made |= {*step.makes}
     yield from (f"output {name}: no step makes {slot}" for name, slot, _ in lowered.outputs if slot not in made)
 
@@ -69,7 +69,7 @@ def _unread(program: Program, lowered: Lowered) -> Iterator[str]:
         made = () if step.again else step.makes
         if step.kind in CARRIED and made:  # behind the last chunk nobody goes on with rows that it hands on
             made = (*made[: CARRIED[step.kind]], *made[CARRIED[step.kind] + 1 :])
-        yield from (f"{_said(step)}: nobody reads {n}" for n in made if n not in used)
+        yield from (f"{step.head}: nobody reads {n}" for n in made if n not in used)
 
 
 def _flights(steps: Sequence[Step]) -> Iterator[str]:
@@ -81,13 +81,13 @@ def _flights(steps: Sequence[Step]) -> Iterator[str]:
         (handle,) = step.makes
         wait = waits.get(handle)
         if wait is None:
-            yield f"{_said(step)}: nobody waits for it"
+            yield f"{step.head}: nobody waits for it"
         elif count[handle] > 1:
-            yield f"{_said(step)}: it is waited for {count[handle]} times"
+            yield f"{step.head}: it is waited for {count[handle]} times"
         elif (WAITS[step.kind], step.key.split(":")[0]) != (wait.kind, wait.key.split(":")[0]):
-            yield f"{_said(step)}: {_said(wait)} waits for it"
+            yield f"{step.head}: {wait.head} waits for it"
     sent = {slot for step in steps if step.kind in WAITS for slot in step.makes}
-    yield from (f"{_said(step)}: nothing is on its way" for slot, step in waits.items() if slot not in sent)
+    yield from (f"{step.head}: nothing is on its way" for slot, step in waits.items() if slot not in sent)
 
 
 def _hands(program: Program, lowered: Lowered, of_inputs: bool) -> Iterator[str]:
@@ -101,8 +101,3 @@ def _hands(program: Program, lowered: Lowered, of_inputs: bool) -> Iterator[str]
     wanted = [n for n in program.differentiable(of_inputs=of_inputs) if program.values[n].kind in kinds and n in read]
     handed = Counter(step.key for step in lowered.backward if step.kind == "gradient")
     yield from (f"the gradient of {n} is handed on {handed[n]} times" for n in wanted if handed[n] != 1)
-
-
-def _said(step: Step) -> str:
-    makes = f"{', '.join(step.makes)} = " * bool(step.makes)
-    return f"{makes}{step.kind} {step.key}"
